@@ -1,9 +1,9 @@
 """One rank that trains window by window, on demand: ``plain`` DDP, or ``elastic`` with a commit after every step.
 
-``plain|elastic|reporting|sharded mlp|wide|transformer [STEPS]``: a commit after every STEPS steps, preceded by a report
-of the loss if ``reporting`` or ``sharded``, where FSDP2 takes DDP's place. A line on standard input asks for a window:
-``train <steps>``, or ``alone <steps>`` for steps without communication. All kinds run this same loop; only what follows
-a step differs.
+``plain|elastic|virtual|reporting|sharded mlp|wide|transformer [STEPS]``: a commit after every STEPS steps, preceded by
+a report of the loss if ``reporting`` or ``sharded``, where FSDP2 takes DDP's place. Each rank of ``virtual`` runs one
+virtual worker. A line on standard input asks for a window: ``train <steps>``, or ``alone <steps>`` for steps without
+communication. All kinds run this same loop; only what follows a step differs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
         run_windows(build(DistributedDataParallel), lambda done, loss: None)
     else:
         wrap = _sharded if kind == "sharded" else DistributedDataParallel
-        train_elastic(build, wrap, int(interval[0]) if interval else 1, reports=kind != "elastic")
+        train_elastic(build, wrap, int(interval[0]) if interval else 1, kind)
 
 
 def _sharded(module: nn.Module) -> nn.Module:
@@ -49,11 +49,15 @@ def _sharded(module: nn.Module) -> nn.Module:
     return module
 
 
-def train_elastic(build: Callable[[Wrap], Model], wrap: Wrap, commit_steps: int, *, reports: bool) -> None:
+def train_elastic(build: Callable[[Wrap], Model], wrap: Wrap, commit_steps: int, kind: str) -> None:
     samebits.init()
     model = build(wrap)
     config = samebits.CheckpointConfig(save_checkpoint_steps=NEVER)
-    state = samebits.elastic.TorchState(model.model, model.optimizer, rng="per_step", seed=SEED, checkpoint=config)
+    sizes = {"global_batch": samebits.get_world_size(), "micro_batch": 1} if kind == "virtual" else {}
+    state = samebits.elastic.TorchState(
+        model.model, model.optimizer, rng="per_step", seed=SEED, checkpoint=config, **sizes
+    )
+    reports = kind in ("reporting", "sharded")
 
     def after_step(done: int, loss: torch.Tensor) -> None:
         if reports:

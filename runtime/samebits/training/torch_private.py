@@ -585,6 +585,26 @@ def follow_batches(told: Callable[[float, object], object]) -> None:
     iterator.__next__ = timed
 
 
+def before_fetches(told: Callable[[Any], Any]) -> None:
+    """Call ``told`` with the indices of each batch before a map-style dataset is asked; it returns those to ask for.
+
+    Also called in the worker processes of a loader. Installed once per process. Relies on
+    ``_MapDatasetFetcher.fetch(possibly_batched_index)``, which a loader looks up for each batch.
+    """
+    from torch.utils.data._utils import fetch
+
+    fetcher: Any = fetch._MapDatasetFetcher
+    inner = fetcher.fetch
+    if hasattr(inner, "__wrapped__"):
+        return
+
+    @functools.wraps(inner)
+    def asked(self: Any, indices: Any) -> Any:
+        return inner(self, told(indices))
+
+    fetcher.fetch = asked
+
+
 _ITERABLE: Any = dataloader._DatasetKind.Iterable
 
 
@@ -678,6 +698,12 @@ def is_alive(reference: weakref.ref[torch.Tensor]) -> bool:
     if tensor is not None:
         tensor._fix_weakref()
     return tensor is not None
+
+
+def count_as_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """Spare a schedule's warning that it is stepped before its optimizer. Relies on ``Optimizer._opt_called``."""
+    stepped: Any = optimizer
+    stepped._opt_called = True
 
 
 # ---- DistributedDataParallel and its reducer

@@ -22,24 +22,29 @@ __all__ = ["describe", "settle_threads"]
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
-def settle_threads(workers: int) -> bool:
+def settle_threads(workers: int, *, at_any_size: bool = False) -> bool:
     """Use one thread if the job has several workers and the user has set no number; return whether it was set.
 
     Otherwise each worker of a host would use all of its cores, and eight workers on two cores train about twenty times
     slower. ``samebits run`` and torchrun set one thread as well. A share of the cores would be faster on a large host,
     but a replacement on another host, or beside fewer workers, would derive another number and compute other bits. A
     number that the script set before this call is kept.
+
+    Args:
+        workers: the number of workers with which the job starts.
+        at_any_size: whether the bits must be those of a job with several workers even if this one has one.
     """
     cores = os.sched_getaffinity(0)
     if (
-        workers < 2
+        (workers < 2 and not at_any_size)
         or torch.get_num_threads() not in {len(cores), _physical(cores)}
         or not config.default_to_one_thread()
     ):
         return False
     torch.set_num_threads(1)
+    each = f"each of {workers} workers" if workers > 1 else "each worker"
     log.say(
-        f"one thread for each of {workers} workers, as OMP_NUM_THREADS is not set; this process may use {len(cores)} "
+        f"one thread for {each}, as OMP_NUM_THREADS is not set; this process may use {len(cores)} "
         "cores. To use more of them, export OMP_NUM_THREADS with the same number for every worker and every restart"
     )
     return True

@@ -54,6 +54,7 @@ from samebits.training.run.warm_up import warm_up
 from samebits.training.state.base_state import State
 from samebits.training.state.checkpoint_config import StepLog
 from samebits.training.state.script.loop_habits import last_batch
+from samebits.training.state.virtual_workers import require_collective_allowed, took_batch
 
 __all__ = ["ElasticRun"]
 
@@ -560,9 +561,13 @@ class ElasticRun:
         points.begin_comparing(point)
         points.keep_generators(point)
         points.begin_shard_copies(point)
-        formed.breaker.before_launch = points.generators.before_collective
+        formed.breaker.before_launch = self._before_collective
         self._comparison = points.begin_comparison()
         self._log_steps(generation)
+
+    def _before_collective(self) -> None:
+        require_collective_allowed()
+        self._points.generators.before_collective()
 
     def _require_equal(self) -> None:
         """Check, before the first step or commit, that all ranks began this generation with the same state."""
@@ -686,6 +691,7 @@ class _CollectiveAfterTraining:
 def _took_batch(began_s: float, sampler: object) -> None:
     main_thread.waited_for_data(began_s)
     last_batch.taken(sampler)
+    took_batch(sampler)
 
 
 def _nothing_to_break(_reason: str) -> None:

@@ -192,6 +192,11 @@ class ModuleHandler(StateHandler):
         self._with_extra_state = [module for module in self.value.modules() if _has_extra_state(module)]
         self._extra_states: list[Any] = []
 
+    @property
+    def has_extra_state(self) -> bool:
+        """Whether a submodule has extra state."""
+        return bool(self._with_extra_state)
+
     def load(self, contents: Any) -> None:
         """Load ``contents()``, including buffers with their dtype and strides, even buffers not created here yet.
 

@@ -298,6 +298,12 @@ class LastCommit:
         """Whether weights were changed in place or moved, or a script may have written to them through ``.data``."""
         return self._uses.are_any or self._versions != self._present_versions() or self._places != self._addresses()
 
+    @property
+    def weights_were_written(self) -> bool:
+        """Whether weights are known to have been written to, moved or replaced since the commit."""
+        has_moved = self._versions != self._present_versions() or self._places != self._addresses()
+        return has_moved or self._uses.have_changed()
+
     def weights_differ(self, before: int | None) -> bool | None:
         """Return whether weights with signs of a change differ from the commit's; None if unknown.
 

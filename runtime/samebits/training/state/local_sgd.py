@@ -83,6 +83,11 @@ class LocalSGD(State):
             raise UsageError(f"LocalSGD(sync_every={self._sync_every}): expected 1 or more optimizer steps")
         if self._inner.shards():
             raise UsageError("LocalSGD: a rank that trains by itself needs a whole model, and this one is sharded")
+        if self._inner._virtual is not None:
+            raise UsageError(
+                "LocalSGD: its TorchState has global_batch=…, which sums the gradients of every step. Fix: leave "
+                "global_batch out"
+            )
         if self._inner.has_own_parts:
             raise UsageError(
                 'LocalSGD: create its TorchState with rng="per_step", because a lost rank\'s generators are lost'

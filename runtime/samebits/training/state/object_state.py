@@ -186,7 +186,9 @@ class ObjectState(State):
 
         Raises:
             HiddenStateError: the loop changed the state after the last commit.
+            UsageError: the loop ended inside a step.
         """
+        self._require_whole_step()
         self._last_commit.require_unchanged_since_commit(at_end=True)
 
     @property
@@ -302,6 +304,9 @@ class ObjectState(State):
         super()._keep()
         if self._is_kept:
             self.seed_step()
+
+    def _require_whole_step(self) -> None:
+        """Require that the loop has ended between two steps."""
 
     def _went_back(self) -> None:
         """Handle that all values are again those of the last commit."""

@@ -47,7 +47,7 @@ _BLOCK = 64  # in steps
 _modules: dict[str, Any] = sys.modules
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=64)  # a rank with virtual workers draws for several
 def _derived(seed: int, rank: int, block: int) -> tuple[int, ...]:
     """Return the seeds for a block of steps; computing one per step would run cold code each time."""
     digests = (

@@ -41,6 +41,7 @@ from samebits.training.state.object_state import ObjectState
 from samebits.training.state.open_steps import Marks, OpenSteps, same_marks
 from samebits.training.state.script.loop_habits import LoopHabits
 from samebits.training.state.sharded_values import ShardedValues
+from samebits.training.state.virtual_workers import VirtualWorkers
 
 __all__ = ["TorchState"]
 
@@ -58,13 +59,18 @@ class TorchState(ObjectState):
             others among the attributes), a step is one step of each optimizer, or of the optimizer that steps most
             often.
         sampler: an :class:`ElasticSampler`, whose position becomes part of the state.
-        checkpoint, rng: as in :class:`ObjectState`.
+        checkpoint, rng: as in :class:`ObjectState`; ``rng`` is ``"saved"`` by default, and ``"per_step"`` with
+            ``global_batch``.
         copy_commits: copy all tensors at every commit. By default, copying begins when the need is detected: more than
             one optimizer step between two commits, a backward pass between the steps of two optimizers, or an optimizer
             with a closure. Set it to call :meth:`restore` yourself, or to change a parameter through ``.data``, which
             cannot be detected.
         pipeline: the mesh dimension over which the stages of a pipeline are spread, as ``mesh["pp"]``; ``model`` is
             then an ``nn.ModuleList`` with the part of every stage, in order.
+        global_batch, micro_batch: divide each optimizer step into ``global_batch / micro_batch`` virtual workers, so
+            that the bits of the result are the same at any world size up to that number. ``global_batch`` is the number
+            of samples in a step, ``micro_batch`` the loader's batch size. The loop takes one turn for each micro-batch,
+            and only a rank's last turn in a step changes the state.
         attributes: everything else, available as attributes: plain values, and objects supported by a
             :class:`~samebits.training.state.handlers.StateHandler`, such as modules, optimizers, and all with
             ``state_dict()`` and ``load_state_dict()``.
@@ -79,14 +85,18 @@ class TorchState(ObjectState):
         *,
         sampler: ElasticSampler | None = None,
         checkpoint: CheckpointConfig | None = None,
-        rng: str = "saved",
+        rng: str | None = None,
         copy_commits: bool = False,
         pipeline: DeviceMesh | None = None,
+        global_batch: int | None = None,
+        micro_batch: int | None = None,
         **attributes: Any,
     ) -> None:
         _require_kinds(model, optimizer, sampler)
         given = {"model": model, "optimizer": optimizer, "sampler": sampler}
         values = {name: value for name, value in given.items() if value is not None}
+        sizes = _sizes_of(global_batch, micro_batch, rng, is_pipeline=pipeline is not None)
+        rng = rng or ("saved" if sizes is None else "per_step")
         super().__init__(checkpoint=checkpoint, rng=rng, **values, **attributes)
         for name in given.keys() - values.keys():
             object.__setattr__(self, name, None)
@@ -107,6 +117,9 @@ class TorchState(ObjectState):
         parts = None if model is None else self.handlers["model"].value
         self._sharded = ShardedValues.of(
             self.handlers, None if pipeline is None else pipelines.Pipeline("model", parts, pipeline)
+        )
+        self._virtual = (
+            None if sizes is None else VirtualWorkers(self.handlers, global_batch=sizes[0], micro_batch=sizes[1])
         )
         self._habits = LoopHabits(
             [one.value for one in self.handlers.values() if isinstance(one, ModuleHandler)],
@@ -190,14 +203,26 @@ class TorchState(ObjectState):
     def commit(self) -> None:
         """Mark a step as complete; see :meth:`State.commit`."""
         frame = sys._getframe(1)
+        if self._virtual is not None and not self._is_beginning and not self._takes_step(self._virtual):
+            return
         self._habits.committed(self, frame)
         if not self._is_beginning:
             self._last_commit.require_unchanged_since_commit()
             if self._optimizers and not self.completed_steps:
                 self._require_steps()
         super().commit()
+        if self._virtual is not None and not self._is_beginning:
+            self._virtual.clear_gradients()
         if self._deferred is None and self._running("commit").recovers:
             self._last_commit.is_made_in(frame)
+
+    def _takes_step(self, virtual: VirtualWorkers) -> bool:
+        """Return whether a commit takes effect; draw the random numbers of the next virtual worker from now on."""
+        self._running("commit")
+        takes_step = virtual.commits(weights_changed=self._last_commit.weights_were_written)
+        self._draws_as = virtual.number
+        self.seed_step()  # also here, because a commit is postponed if a gradient scaler skips the step
+        return takes_step
 
     @property
     def completed_steps(self) -> int:
@@ -241,11 +266,31 @@ class TorchState(ObjectState):
             for handler in self.handlers.values():
                 if isinstance(handler, ModuleHandler):
                     torch_private.build_replicated(handler.value)  # before it could be built in one rank's generation
+        if self._virtual is not None:
+            self._bind_virtual(self._virtual, session)
         super().bind(session, rank)
         if self._sharded is not None and (place := self._sharded.data_place(rank)) is not None:
             self._draws_as = place[0]
             for sampler in self._samplers:
                 sampler.place = place
+
+    def _bind_virtual(self, virtual: VirtualWorkers, session: CommitSink | None) -> None:
+        if session is None:
+            virtual.end()
+            return
+        if not session.recovers:
+            raise UsageError(
+                "TorchState(global_batch=…) with ENABLE_RECOVERY=0: virtual workers need recovery. Fix: leave "
+                "ENABLE_RECOVERY out"
+            )
+        settings = context.current("samebits.elastic.run").settings
+        virtual.require_enough_for(max(settings.max_worker_num, context.get_world_size()))
+        if settings.audit or self._checkpoint.step_log:
+            found = "AUDIT" if settings.audit else "CheckpointConfig(step_log=…)"
+            raise UsageError(
+                f"TorchState(global_batch=…) with {found}, which repeats the steps of one rank. Fix: leave one of them "
+                "out"
+            )
 
     def enter_group(self) -> None:
         """Attach sharded modules to a new generation's group.
@@ -286,6 +331,9 @@ class TorchState(ObjectState):
     def begin(self, point: Point) -> None:
         """Begin a generation with the current state, which is ``point`` on every rank, and drop all gradients."""
         self.drop_gradients()
+        if self._virtual is not None:
+            self._virtual.begin()
+            self._draws_as = self._virtual.number
         super().begin(point)
         self._rate_steps.clear()
 
@@ -324,7 +372,8 @@ class TorchState(ObjectState):
 
     def compared(self) -> list[Named]:
         """Return progress, settings, parameters and their moments, except sharded ones."""
-        return [*super().compared(), *self._named_settings(), *self.named_parameters(), *self._named_moments()]
+        sizes = [] if self._virtual is None else [Named(PartKind.SETTING, "global_batch", shown(self._virtual.sizes))]
+        return [*super().compared(), *sizes, *self._named_settings(), *self.named_parameters(), *self._named_moments()]
 
     def _is_apart(self, parameter: torch.Tensor) -> bool:
         return self._sharded is not None and self._sharded.is_apart(parameter)
@@ -455,6 +504,10 @@ class TorchState(ObjectState):
             self._session.before_step()
         self._last_commit.stepping()
 
+    def _require_whole_step(self) -> None:
+        if self._virtual is not None:
+            self._virtual.require_whole_step("the training function returned")
+
     def _went_back(self) -> None:
         self.drop_gradients()
         self._close()
@@ -481,6 +534,34 @@ class TorchState(ObjectState):
     def _close(self) -> None:
         self._open.close()
         self._deferred = None
+
+
+def _sizes_of(
+    global_batch: int | None, micro_batch: int | None, rng: str | None, *, is_pipeline: bool
+) -> tuple[int, int] | None:
+    """Return the sizes of the global batch and of a virtual worker's batch; None without virtual workers.
+
+    Raises:
+        UsageError: one is missing, or another argument contradicts them.
+    """
+    if global_batch is None and micro_batch is None:
+        return None
+    if global_batch is None or micro_batch is None:
+        raise UsageError(
+            f"TorchState(global_batch={global_batch}, micro_batch={micro_batch}): expected both. Fix: global_batch is "
+            "the number of samples in one optimizer step, micro_batch the loader's batch_size"
+        )
+    if rng == "saved":
+        raise UsageError(
+            'TorchState(global_batch=…, rng="saved"): random numbers belong to virtual workers, not to a process. Fix: '
+            'leave rng out, or rng="per_step"'
+        )
+    if is_pipeline:
+        raise UsageError(
+            "TorchState(global_batch=…, pipeline=…): the stages of a pipeline have a fixed number of ranks. Fix: leave "
+            "one of them out"
+        )
+    return global_batch, micro_batch
 
 
 def _holds_modules(value: object) -> bool:

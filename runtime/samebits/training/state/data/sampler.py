@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import Sampler
@@ -19,7 +19,40 @@ from samebits.service import log
 from samebits.training.group.calling_place import calling_place
 from samebits.training.process import context
 
-__all__ = ["ElasticSampler"]
+__all__ = ["ElasticSampler", "Split", "filled_up"]
+
+
+def filled_up(rest: list[int], order: list[int], parts: int) -> list[int]:
+    """Return ``rest``, filled up from the beginning of ``order`` to a multiple of ``parts``.
+
+    Samples are repeated more than once only if there are fewer samples than parts.
+    """
+    filled = list(rest)
+    while rest and (missing := -len(filled) % parts):
+        filled += order[:missing]
+    return filled
+
+
+class Split(Protocol):
+    """A division of an epoch's samples among ranks that replaces the sampler's own."""
+
+    def share_of(self, rest: list[int], order: list[int], name: str) -> list[int]:
+        """Return this rank's samples of the rest of an epoch, in order.
+
+        Args:
+            rest: the epoch's unused samples.
+            order: all samples of the epoch, to fill up the last round.
+            name: the name of the epoch, for seeds.
+        """
+
+    def consumed_by_all(self, taken: int) -> int:
+        """Return how many samples all ranks together have finished when this rank has recorded ``taken``."""
+
+    def length(self, left: int) -> int:
+        """Return the length of the sampler when ``left`` samples are unused."""
+
+    def iterated(self) -> None:
+        """Handle a new iteration over the samples."""
 
 
 class ElasticSampler(Sampler[int]):
@@ -61,6 +94,7 @@ class ElasticSampler(Sampler[int]):
         self.epoch = 0
         self.consumed = 0
         self.place: tuple[int, int] | None = None  # in a mesh, this rank's part of the data and the number of parts
+        self.split: Split | None = None  # set by a state with virtual workers
         self.is_guarded = False  # whether a training function runs with this sampler in its state
         self.on_iterate: Callable[[bool], None] | None = None  # called with whether the epoch continues
         self.on_record: Callable[[Sequence[int]], None] | None = None  # called with the samples that this rank finished
@@ -156,17 +190,19 @@ class ElasticSampler(Sampler[int]):
         if self.on_record is not None:
             self.on_record(indices)
         self._taken = taken
-        self.consumed = min(self._began_at + taken * self._parts()[1], len(self.dataset))
+        by_all = taken * self._parts()[1] if self.split is None else self.split.consumed_by_all(taken)
+        self.consumed = min(self._began_at + by_all, len(self.dataset))
 
     def __iter__(self) -> Iterator[int]:
         rank, world_size = self._parts()
+        if self.split is not None:
+            self.split.iterated()
         rest = self.rest_of_epoch()
-        missing = -len(rest) % world_size
         order = rest if self.consumed == 0 else self._order()
-        while rest and missing:  # repeats only if there are fewer samples than ranks
-            rest += order[:missing]
-            missing = -len(rest) % world_size
-        self._share = rest[rank::world_size]
+        if self.split is None:
+            self._share = filled_up(rest, order, world_size)[rank::world_size]
+        else:
+            self._share = self.split.share_of(rest, order, f"{self.seed}/{self.epoch}")
         self._given = 0
         return self._give(self._share)
 
@@ -177,7 +213,13 @@ class ElasticSampler(Sampler[int]):
             yield index
 
     def __len__(self) -> int:
-        """Return the number of samples this rank takes in the current iteration, or in one that begins now."""
+        """Return the number of samples this rank takes in the current iteration, or in one that begins now.
+
+        With virtual workers, return the number that each of them takes, so that the length of a loader is the number of
+        optimizer steps at any world size.
+        """
+        if self.split is not None:
+            return self.split.length(len(self.dataset) - self._began_at)
         return -(-(len(self.dataset) - self._began_at) // self._parts()[1])
 
     def _parts(self) -> tuple[int, int]:

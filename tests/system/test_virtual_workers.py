@@ -1,0 +1,79 @@
+"""Virtual workers: an ordinary script that shrinks and grows ends with the bits of an undisturbed job of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.system.elastic_job import ElasticJob
+from tests.system.job import JobFolder
+from tests.system.processes import WarmStarter
+
+pytestmark = pytest.mark.system
+
+SCRIPT = Path(__file__).with_name("virtual_script.py")
+STEPS = 14
+SETTINGS = {"MIN_WORKER_NUM": "1", "GRACE": "shrink=0", "REGISTER_COOLDOWN": "0.5"}
+
+
+@pytest.fixture
+def new_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]) -> Callable[..., ElasticJob]:
+    def make(name: str, *args: str, workers: int) -> ElasticJob:
+        folder = tmp_path / name
+        folder.mkdir()
+        job = ElasticJob(folder, warm, script=SCRIPT, args=args, workers=workers, settings=SETTINGS)
+        watched(job)
+        return job
+
+    return make
+
+
+def sizes(job: ElasticJob) -> list[int]:
+    """Return the world size of each step, as node 0 printed last."""
+    return list({int(one[1]): int(one[2]) for one in job.matches(0, r"^step (\d+) of (\d+)")}.values())
+
+
+def at_gate(job: ElasticJob, step: int) -> Callable[[], object]:
+    return lambda: len(sizes(job)) >= step or None
+
+
+def undisturbed(new_job: Callable[..., ElasticJob], *workers: int) -> set[str]:
+    """Return the final hashes of jobs of these sizes."""
+    hashes = set()
+    for number in workers:
+        job = new_job(f"of-{number}", workers=number)
+        job.start()
+        hashes.add(job.finish())
+    return hashes
+
+
+@pytest.mark.thorough
+def test_jobs_of_any_size_end_with_equal_bits(new_job: Callable[..., ElasticJob]) -> None:
+    assert len(undisturbed(new_job, 1, 2, 3, 8)) == 1
+
+
+def test_4_3_2_4_workers_end_with_the_bits_of_1_and_of_4(new_job: Callable[..., ElasticJob]) -> None:
+    expected = undisturbed(new_job, 1, 4)
+    assert len(expected) == 1, "undisturbed jobs of different sizes"
+
+    # At each gate, every rank that is left has computed one micro-batch of a step that it has not finished.
+    job = new_job("disturbed", "--gate", "4", "--gate", "7", "--gate", "10", workers=4)
+    job.start()
+    job.wait_until(at_gate(job, 4), "the first gate")
+    job.kill(3)
+    job.wait_generation(2, [0, 1, 2])
+    job.open_gates(4)
+    job.wait_until(at_gate(job, 7), "the second gate")
+    job.kill(1)
+    job.wait_generation(3, [0, 2])
+    job.open_gates(7)
+    job.wait_until(at_gate(job, 10), "the third gate")
+    job.start_worker(1)
+    job.start_worker(3)
+    for node in (1, 3):
+        job.wait_for(node, r"generation [45]: rank \d of 4")
+    job.open_gates(10)
+    assert {job.finish()} == expected
+    assert sizes(job) == [4] * 4 + [3] * 3 + [2] * 3 + [4] * (STEPS - 10)
