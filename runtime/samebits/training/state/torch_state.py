@@ -242,7 +242,9 @@ class TorchState(ObjectState):
                 if isinstance(handler, ModuleHandler):
                     torch_private.build_replicated(handler.value)  # before it could be built in one rank's generation
         super().bind(session, rank)
-        if self._sharded is not None and (place := self._sharded.data_place(rank)) is not None:
+        # At the end of training, an error may have left FSDP2's parameters unsharded, with no mesh to read.
+        is_training = session is not None
+        if is_training and self._sharded is not None and (place := self._sharded.data_place(rank)) is not None:
             self._draws_as = place[0]
             for sampler in self._samplers:
                 sampler.place = place
