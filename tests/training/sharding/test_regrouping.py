@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -304,6 +305,16 @@ def test_ranks_over_which_fully_shard_averages_take_their_own_data_also_if_exper
         fully_shard(model, mesh=mesh, ignored_params=set(model[1].parameters()))
         sharded = ShardedValues.of(TorchState(model, torch.optim.SGD(model.parameters(), 0.1)).handlers)
         assert sharded is not None and [sharded.data_place(rank) for rank in range(4)] == [None] * 4
+
+
+def test_a_dimension_for_sequences_needs_a_sharded_model() -> None:
+    """Without one, an ElasticSampler would give its ranks different samples."""
+    with alone():
+        init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+        model = nn.Linear(4, 4)
+        state = TorchState(model, torch.optim.SGD(model.parameters(), 0.1))
+        with pytest.raises(UsageError, match=r'2 x 2 \(dp, cp\) has a dimension "cp".*Fix: apply fully_shard'):
+            state.bind(SimpleNamespace(), 0)  # type: ignore[arg-type]
 
 
 def test_ranks_that_hold_the_same_part_are_those_along_the_replicating_dimension() -> None:

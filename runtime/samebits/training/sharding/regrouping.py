@@ -28,7 +28,17 @@ from samebits.training.group.group import discard
 from samebits.training.sharding import filling, pieces
 from samebits.training.sharding.pipeline import Pipeline
 
-__all__ = ["MeshUse", "accumulates", "attach", "declare_meshes", "is_flattened", "require_supported", "reset", "use_of"]
+__all__ = [
+    "MeshUse",
+    "accumulates",
+    "attach",
+    "declare_meshes",
+    "is_flattened",
+    "refuse_sequences",
+    "require_supported",
+    "reset",
+    "use_of",
+]
 
 _STATE_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _FSDP1_MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
@@ -146,6 +156,17 @@ def _unsupported_mesh(info: Any) -> str:
     if meshes.root_of(info.mesh) is None and not is_default:
         return "a mesh that is a part of another one, or was not built between samebits.init() and elastic.run"
     return ""
+
+
+def refuse_sequences() -> None:
+    """Refuse a mesh dimension for parts of sequences if no model is sharded: ranks would take different samples."""
+    for one in meshes.declared():
+        if _SEQUENCE in one.names:
+            raise UsageError(
+                f'the device mesh {one} has a dimension "{_SEQUENCE}" for context parallelism, whose ranks use the '
+                "same samples, and no model of the state is sharded over this mesh. Fix: apply "
+                "fully_shard(model, mesh=…) with the mesh or a slice of it, or give the dimension another name"
+            )
 
 
 def use_of(name: str, module: nn.Module, world_size: int, pipeline: Pipeline | None = None) -> MeshUse:

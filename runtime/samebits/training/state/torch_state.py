@@ -21,7 +21,7 @@ from samebits.errors import UsageError
 from samebits.training import torch_private
 from samebits.training.group.calling_place import calling_place
 from samebits.training.process import context
-from samebits.training.sharding import pieces
+from samebits.training.sharding import pieces, regrouping
 from samebits.training.sharding import pipeline as pipelines
 from samebits.training.state.base_state import CommitSink
 from samebits.training.state.checkpoint_config import CheckpointConfig
@@ -221,6 +221,8 @@ class TorchState(ObjectState):
         Raises:
             UsageError: sharded values are not supported, or not in a world of variable size.
         """
+        if session is not None and self._sharded is None:
+            regrouping.refuse_sequences()
         if session is not None and self._sharded is not None:
             settings = context.current("samebits.elastic.run").settings
             if settings.enable_recovery:
