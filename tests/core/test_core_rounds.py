@@ -273,7 +273,7 @@ def test_a_sharded_state_that_lacks_a_rank_is_explained_once_and_again_at_the_en
     ((_, said),) = house.core.notices
     assert min(explained_s) == 30  # REGISTER_COOLDOWN
     assert said.startswith(
-        "the state is sharded over 2 ranks, so training continues only with worker 1: the others keep their state and "
+        "the state is sharded over 2 ranks, so training continues only with worker 1. The others keep their state and "
         f"wait at most 60 s (TOPO_TIMEOUT). {fix}"
     )
     (ended,) = house.records(JobInterrupted)

@@ -339,12 +339,11 @@ class Rendezvous:
         if self.round is None or due is None or due > self._ledger.now:
             return
         self.round.is_explained = True
-        ledger = self._ledger
-        absent = ledger.names_of(ledger.absent)
+        ledger, policy = self._ledger, self._ledger.policy
         ledger.announce(
-            f"the state is sharded over {ledger.policy.world_size} ranks, so training continues only with worker "
-            f"{absent}: the others keep their state and wait at most {ledger.policy.topo_timeout_s:g} s (TOPO_TIMEOUT)."
-            f" {SHARDED_FIX}"
+            f"the state is sharded over {policy.world_size} ranks, so training continues only with worker "
+            f"{ledger.names_of(ledger.absent)}. The others keep their state and wait at most "
+            f"{policy.topo_timeout_s:g} s (TOPO_TIMEOUT). {SHARDED_FIX}"
         )
 
     @property
