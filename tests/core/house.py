@@ -33,6 +33,7 @@ from samebits.core.messages import (
     ReportEnvelope,
     RoundId,
     RoundOpened,
+    Sharding,
     StopJob,
 )
 from samebits.core.point import Point
@@ -193,6 +194,7 @@ class House:
         looked: bool = True,
         copies: Iterable[tuple[int, tuple[int, int]]] = (),
         failed_with: str = "",
+        sharding: Sharding | None = None,
     ) -> Ready:
         credential = self.credential(node)
         asked = round_id or self.last(credential.session, RoundOpened).round
@@ -200,7 +202,10 @@ class House:
         in_memory = None if live is None else Point(*live)
         kept = tuple(Copy(slot, Point(*point)) for slot, point in copies)
         holdings = Holdings(
-            *(held, own_parts, numerics, blob, place, in_memory, looked), copies=kept, failed_with=failed_with
+            *(held, own_parts, numerics, blob, place, in_memory, looked),
+            copies=kept,
+            failed_with=failed_with,
+            sharding=sharding,
         )
         return self.receive(credential.session, Join(credential, asked, holdings))
 

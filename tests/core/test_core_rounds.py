@@ -14,6 +14,7 @@ from samebits.core.messages import (
     RankPosition,
     RoundId,
     RoundOpened,
+    Sharding,
 )
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobInterrupted
@@ -253,6 +254,41 @@ def test_round_waits_topo_timeout() -> None:
     text = "the round waited 60 s (TOPO_TIMEOUT) for worker 0, 1"
     assert house.records(JobInterrupted) == [JobInterrupted(EndKind.FORMATION_TIMEOUT, 0, text, generation=1)]
     assert house.answer("s0", EndJob) == EndJob("job-1", 1, EndKind.FORMATION_TIMEOUT, text)
+
+
+def test_a_sharded_state_that_lacks_a_rank_is_explained_once_and_again_at_the_end() -> None:
+    house = training_house(topo_timeout_s=60.0)
+    house.close("s1", gone=True)
+    house.join("0", live=(3, 1), sharding=Sharding((2,), (False,)))
+    opened, explained_s = house.now, set()
+    for waited_s in range(60):
+        wake_at = house.core.wake_at()
+        assert wake_at is not None and wake_at <= opened + (30 if waited_s < 30 else 60)
+        if house.core.notices:
+            explained_s.add(waited_s)
+        house.now += 1
+        house.beat("0", Activity.WAITING)
+        house.tick()
+    fix = "Fix: run `samebits recover` on the lost worker's host, or start that worker on another host; to train with "
+    ((_, said),) = house.core.notices
+    assert min(explained_s) == 30  # REGISTER_COOLDOWN
+    assert said.startswith(
+        "the state is sharded over 2 ranks, so training continues only with worker 1. The others keep their state and "
+        f"wait at most 60 s (TOPO_TIMEOUT). {fix}"
+    )
+    (ended,) = house.records(JobInterrupted)
+    assert ended.cause.startswith(f"the round waited 60 s (TOPO_TIMEOUT) for worker 1. {fix}")
+
+
+def test_a_lost_rank_is_not_explained_if_every_rank_holds_the_whole_state() -> None:
+    house = training_house(topo_timeout_s=60.0)
+    house.close("s1", gone=True)
+    house.join("0", live=(3, 1))
+    for _ in range(59):
+        house.now += 1
+        house.beat("0", Activity.WAITING)
+        house.tick()
+    assert house.core.notices == []
 
 
 def test_new_round_has_a_new_deadline() -> None:

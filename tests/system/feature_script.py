@@ -18,14 +18,17 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed._composable import checkpoint, replicate
 from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_by_fsdp
+from torch.distributed._functional_collectives import all_gather_tensor_autograd, all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.nn.functional import all_to_all_single
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import samebits
 from tests.system.kill_points import KillPoints
 
 WIDTH, STEPS = 16, 8
+EXPERTS, SAMPLES, LENGTH = 4, 12, 8
 
 
 class Block(nn.Module):
@@ -54,12 +57,59 @@ class Experts(nn.Module):
         return y
 
 
+class Routed(nn.Module):
+    """Send each sample to the expert that a router chooses; each rank along "ep" has a part of the experts."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.mesh, self.router = mesh, nn.Linear(WIDTH, EXPERTS)
+        experts = torch.randn(EXPERTS, WIDTH, WIDTH) / WIDTH**0.5
+        self.experts = nn.Parameter(distribute_tensor(experts, mesh, [Shard(0)]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        group, ranks = self.mesh.get_group(), self.mesh.size()
+        weight, chosen = self.router(x).softmax(-1).max(-1)
+        order = chosen.argsort(stable=True)
+        sent = chosen.bincount(minlength=EXPERTS)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=group)  # counts of each rank's samples for the experts here
+        there, here = (one.view(ranks, -1).sum(1).tolist() for one in (sent, received))
+        given = all_to_all_single_autograd(x[order], here, there, group)
+        experts: Any = self.experts
+        own = experts.to_local()
+        expert = torch.arange(len(own)).repeat(ranks).repeat_interleave(received)
+        done = torch.zeros_like(given)
+        for number, one in enumerate(own):
+            rows = (expert == number).nonzero()[:, 0]
+            done = done.index_add(0, rows, F.gelu(given[rows] @ one))
+        back = all_to_all_single_autograd(done, there, here, group)
+        y: torch.Tensor = x + torch.zeros_like(x).index_add(0, order, back) * weight[:, None]
+        return y
+
+
+class Context(nn.Module):
+    """Attend from this rank's part of the sequences, (n, LENGTH / ranks, WIDTH), to the parts of all along "cp"."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.mesh, self.qkv = mesh, nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, own_k, own_v = self.qkv(x).chunk(3, -1)
+        group = self.mesh.get_group()
+        k, v = (all_gather_tensor_autograd(one.contiguous(), 1, group) for one in (own_k, own_v))
+        y: torch.Tensor = x + F.scaled_dot_product_attention(q, k, v)
+        return y
+
+
 def distributed(uses: Callable[[str], bool], model: nn.Module, mesh: DeviceMesh | None) -> nn.Module:
     """Divide a model among the ranks."""
     if uses("replicate"):
         return replicate(model)
     apply: Any = replicate_by_fsdp if uses("replicate-fsdp") else fully_shard
-    options = {"reshard_after_forward": 2} if uses("reshard") else {}
+    options: dict[str, Any] = {"reshard_after_forward": 2} if uses("reshard") else {}
+    if uses("routed"):
+        return fully_shard(model, mesh=mesh, ignored_params={model[1].experts})
     for block in model.children():
         apply(block, mesh=mesh, **options)
     return apply(model, mesh=mesh)
@@ -92,8 +142,12 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     sizes = (int(os.environ["WORKER_NUM"]),)
     has_mesh = not (uses("replicate") or uses("replicate-fsdp"))
-    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp_shard",)) if has_mesh else None
-    model = nn.Sequential(Block(), Experts() if uses("experts") else Block())
+    name = "ep" if uses("routed") else "cp" if uses("context") else "dp_shard"
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=(name,)) if has_mesh else None
+    if mesh is not None and (uses("routed") or uses("context")):
+        model = nn.Sequential(Block(), Routed(mesh) if uses("routed") else Context(mesh))
+    else:
+        model = nn.Sequential(Block(), Experts() if uses("experts") else Block())
     if uses("checkpointing"):
         checkpoint(model[0])
     if uses("compile"):
@@ -119,7 +173,10 @@ def main() -> None:
     @samebits.elastic.run
     def train(state: samebits.elastic.TorchState) -> str:
         while state.completed_steps < STEPS:
-            inputs = torch.randn(4, WIDTH) + dist.get_rank()
+            if uses("context"):
+                inputs = torch.randn(2, LENGTH, WIDTH).chunk(dist.get_world_size(), 1)[dist.get_rank()]
+            else:
+                inputs = torch.randn(SAMPLES if uses("routed") else 4, WIDTH) + dist.get_rank()
             optimizer.zero_grad()
             scaler.scale(model(inputs).square().mean()).backward()
             scaler.unscale_(optimizer)

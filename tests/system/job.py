@@ -7,7 +7,9 @@ line of output, never for a time, and a wait that fails shows the last lines of 
 
 from __future__ import annotations
 
+import contextlib
 import re
+import select
 import shutil
 import signal
 import socket
@@ -19,6 +21,8 @@ from typing import TypeVar
 
 import filelock
 
+from samebits import config
+from samebits.launcher.scheduler_link import SchedulerLink
 from samebits.store.checkpoint import SHARED_MEMORY
 from samebits.store.checkpoint.memory_room import room_path
 from samebits.store.owner import read_owner
@@ -352,6 +356,14 @@ class Job(JobFolder):
         except TimeoutError as error:
             raise AssertionError(f"worker {rank}: {error}\n{self.tails()}") from None
         assert status == -signal.SIGKILL, f"worker {rank} ended with {status}\n{self.tails()}"
+
+    def stop(self) -> dict[str | int, int]:
+        """Stop the job as Ctrl-C does; return the exit status of every process."""
+        settings, _ = config.read({**self.settings, "ROLE": "scheduler"})
+        with contextlib.closing(SchedulerLink(settings)) as follower:
+            assert select.select([follower], [], [], WAIT_S)[0] and follower.take(), "the scheduler has answered"
+            follower.ask_to_stop("Ctrl-C")
+            return self.wait_ended()
 
     def wait_ended(self, timeout_s: float = FINISH_S) -> dict[str | int, int]:
         """Return the exit status of every process, once all have ended."""

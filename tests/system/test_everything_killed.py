@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import select
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from samebits import config
 from samebits.core.records import SCHEMA, PointCommitted
 from samebits.errors import JobStoppedError, PointsLostError
-from samebits.launcher.scheduler_link import SchedulerLink
 from samebits.store.journal import read_journal
-from tests.system.job import WAIT_S, Job, JobFolder
+from tests.system.job import Job, JobFolder
 from tests.system.kill_list import GATE, GATED, INTERVAL, MIDDLE, STEPS, TRAINED
 from tests.system.scripted import SCHEDULER, ScriptJob
 
@@ -175,12 +171,7 @@ def test_stopped_job_resumes_from_its_last_commit(new_job: Callable[..., Job], u
     job.start()
     job.open_gates(0)
     job.wait_for_step(MIDDLE)
-    settings, _ = config.read({**job.settings, "ROLE": "scheduler"})
-    with contextlib.closing(SchedulerLink(settings)) as follower:
-        assert select.select([follower], [], [], WAIT_S)[0] and follower.take(), "the scheduler has answered"
-        follower.ask_to_stop("Ctrl-C")
-        statuses = job.wait_ended()
-    assert set(statuses.values()) == {JobStoppedError.exit_code}
+    assert set(job.stop().values()) == {JobStoppedError.exit_code}
     newest = newest_step(job)
     assert newest >= max(job.steps(rank)[-1].number for rank in job.ranks) >= MIDDLE
     job.open_gates(GATE)

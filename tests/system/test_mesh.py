@@ -189,6 +189,8 @@ FEATURES = Path(__file__).with_name("feature_script.py")
         (("replicate",), 2),
         (("replicate-fsdp",), 2),
         (("reshard", "experts"), 4),
+        (("routed",), 2),
+        (("context",), 2),
         pytest.param(("compile",), 2, marks=pytest.mark.thorough),  # seconds of a C++ compiler
     ],
     ids=lambda one: "-".join(one) if isinstance(one, tuple) else str(one),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.system.job import FINISH_S, Job
+from tests.system.job import FINISH_S, WAIT_S, Job, JobFolder
 from tests.system.kill_list import replace
+from tests.system.kill_points import Way, mark_of
+from tests.system.matrix import is_stopped
+from tests.system.processes import signal_process
+from tests.system.scripted import ScriptJob
 
 pytestmark = pytest.mark.system
 
@@ -77,3 +82,69 @@ def test_replicated_stages_redo_no_step(new_job: Callable[..., Job], tmp_path: P
     job = killed(new_job, 4, words, kills, tmp_path / "marks")
     assert job.wait_finished() == expected
     assert not redone(job), job.tails()
+
+
+def stops_at(kills: tuple[str, ...], marks: Path) -> tuple[str, ...]:
+    """Return the arguments with which ranks suspend themselves at these points."""
+    marks.mkdir()
+    return (*(word for kill in kills for word in ("--kill", f"{kill}:{Way.STOP}")), "--marks", str(marks))
+
+
+def wait_suspended(job: JobFolder, mark: Path, pid: Callable[[], int]) -> None:
+    """Wait until a rank has suspended itself at the point of this mark."""
+    job.wait_until(lambda: mark.exists() or None, mark.name)
+    job.wait_until(lambda: is_stopped(pid()) or None, f"a suspended process after {mark.name}")
+
+
+def test_scheduler_killed_within_a_microbatch_and_a_stage_while_it_is_gone(
+    new_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    words = ("--schedule", "1f1b")
+    expected = undisturbed(new_job, 2, words)
+    within, later, marks = "1:forward2:5", "0:backward1:9", tmp_path / "marks"
+    stops = stops_at((within, later), marks)
+    job = new_job(*TRAINED, *words, "--keeps", *stops, script=SCRIPT, workers=2, settings=EVERY_COMMIT)
+    job.start()
+    wait_suspended(job, mark_of(marks, within), lambda: job.worker(1).pid)
+    job.scheduler.kill()
+    job.worker(1).signal(signal.SIGCONT)
+    wait_suspended(job, mark_of(marks, later), lambda: job.worker(0).pid)  # four steps without a scheduler
+    job.kill(0)
+    job.start_scheduler()
+    job.start_worker(0)
+    assert job.wait_finished() == expected
+    assert [job.seatings(rank) for rank in job.ranks] == [2, 1], job.tails()
+    assert redone(job) <= {1}, job.tails()
+
+
+def kill_all_processes(job: JobFolder) -> None:
+    """kill -9 every process of the job, launcher and checkpoint writers included."""
+    while found := list(job.processes()):
+        for identity in found:
+            signal_process(identity, signal.SIGKILL)
+        for identity in found:
+            assert identity.wait_for_exit(WAIT_S), f"process {identity.pid} outlives kill -9"
+
+
+def test_everything_killed_within_a_microbatch_is_recovered_from_memory_or_the_disks(
+    new_job: Callable[..., Job], script_job: Callable[..., ScriptJob], tmp_path: Path
+) -> None:
+    words = ("--schedule", "1f1b", "--meta")
+    expected = undisturbed(new_job, 2, words)
+    first, second, marks = "1:backward2:8", "0:forward3:14", tmp_path / "marks"
+    stops = stops_at((first, second), marks)
+    job = script_job(*TRAINED, *words, *stops, script=SCRIPT, workers=2, settings=EVERY_COMMIT)
+    job.run()
+    wait_suspended(job, mark_of(marks, first), lambda: job.process(1).pid)
+    kill_all_processes(job)
+    job.recover()
+    wait_suspended(job, mark_of(marks, second), lambda: job.process(0).pid)
+    for rank in job.ranks:
+        job.wait_for(rank, rf"generation 2: rank {rank} of 2 continues from step 7\b")
+        saved = job.checkpoints / str(rank)
+        job.wait_until(lambda saved=saved: any(saved.glob("step_*10_*")) or None, f"checkpoint of rank {rank}")
+    kill_all_processes(job)
+    job.forget_memory()
+    assert job.finished(job.recover()) == expected
+    for rank in job.ranks:
+        job.wait_for(rank, rf"generation 3: rank {rank} of 2 continues from step 10\b")

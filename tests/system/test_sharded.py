@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from samebits.__main__ import main
+from samebits.errors import JobStoppedError
 from tests.system.job import Job
 from tests.system.kill_list import replace
 from tests.system.processes import Command, WarmStarter
@@ -89,12 +91,20 @@ def test_flip_in_a_shard_that_no_other_rank_holds_is_named_and_changes_no_bit(
 STRANGER = SCRIPT.with_name("stranger.py")
 
 
-def test_another_world_size_starts_from_an_exported_checkpoint(
+def test_a_job_that_has_lost_a_host_for_good_continues_with_fewer_ranks_from_an_export(
     new_job: Callable[..., Job], warm: WarmStarter, tmp_path: Path
 ) -> None:
-    first = new_job("--steps", "10", script=SCRIPT, workers=WORKERS)
+    """Four ranks train past step 10, whose bits are those of a job that ends there; then two ranks load them."""
+    alone = new_job("--steps", "10", script=SCRIPT, settings={"ENABLE_RECOVERY": "0"})
+    alone.start()
+    expected = alone.wait_finished()
+    lost = ("--kill", "3:committed:12", "--marks", str(tmp_path))
+    first = new_job("--steps", "30", *lost, script=SCRIPT, settings={"REGISTER_COOLDOWN": "0"})
     first.start()
-    expected = first.wait_finished()
+    first.wait_killed(3)
+    first.wait_for("scheduler", "sharded over 4 ranks, so training continues only with worker 3[.] .*ckpt export")
+    assert first.stop() == dict.fromkeys(("scheduler", 0, 1, 2), JobStoppedError.exit_code) | {3: -signal.SIGKILL}
+    first.wait_for_writers()
     directory = tmp_path / "exported"
     words = ["--format", "dcp", "--folder", str(first.checkpoints)]
     assert main(["ckpt", "export", "1/10", str(directory), *words]) == 0

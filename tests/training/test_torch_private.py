@@ -17,8 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d, pipelining
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 from torch.distributed.pipelining import schedules
+from torch.distributed.tensor.experimental import context_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from samebits.training import torch_private
@@ -345,6 +347,19 @@ def test_stages_and_schedules_are_reported_before_they_are_built_and_start_over_
     assert not schedule._stage_forward_initialized and not several.fwd_recv_ops
     assert several._comp_type_to_function_map == {schedules.FORWARD: print}
     del dist.distributed_c10d._world.pg_group_ranks[other]
+
+
+def test_each_context_parallel_is_reported_before_it_divides_a_sequence() -> None:
+    def refuse(mesh: DeviceMesh) -> None:
+        raise ValueError(f"refused with {mesh.size()} ranks")
+
+    torch_private.follow_context_parallel(print)
+    torch_private.follow_context_parallel(refuse)
+    mesh: Any = SimpleNamespace(size=lambda: 2)
+    refused = pytest.raises(ValueError, match="refused with 2 ranks")
+    with refused, context_parallel(mesh, buffers=[sequences := torch.arange(8.0)], buffer_seq_dims=[0]):
+        raise AssertionError("was not reported")
+    assert sequences.shape == (8,)
 
 
 def test_group_connects_for_a_device_and_is_aborted(group: Made) -> None:

@@ -62,7 +62,7 @@ from samebits.core.reports import (
 from samebits.core.rounds.durable_points import DurablePoints
 from samebits.core.rounds.first_losses import observed
 from samebits.core.rounds.lost_records import told_more
-from samebits.core.rounds.rendezvous import Rendezvous
+from samebits.core.rounds.rendezvous import SHARDED_FIX, Rendezvous
 from samebits.core.state import JobState, Seat
 from samebits.core.watch.consistency import ConsistencyJudge
 from samebits.core.watch.equality import Equality
@@ -264,7 +264,7 @@ class SchedulerCore:
         if ending.ended is None:
             others += (self._equality.deadline, self._watch.deadline(), self._stragglers.deadline())
             if rendezvous.round is not None:
-                others += (rendezvous.deadline(), rendezvous.refresh_at())
+                others += (rendezvous.deadline(), rendezvous.refresh_at(), rendezvous.explains_at())
             if self._ledger.absent:
                 others.append(self._world.shrink_deadline())
             if not self._world.has_begun:
@@ -817,11 +817,13 @@ class SchedulerCore:
         self._world.shrink()
         self._rendezvous.harden_if_stuck()
         self._rendezvous.refresh()
+        self._rendezvous.explain()
         self._judge_way_back()
         if self._rendezvous.timed_out():
             waited = f"the round waited {ledger.policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
             missing = self._rendezvous.waits_for() + self._world.shortage()
-            self._ending.end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {missing}")
+            fix = f". {SHARDED_FIX}" if self._rendezvous.is_sharded else ""
+            self._ending.end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {missing}{fix}")
         elif (deadline := self._ending.fill_deadline()) is not None and deadline <= ledger.now:
             waited = f"waited {ledger.policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
             missing = ledger.names_of(ledger.absent) + self._world.shortage()

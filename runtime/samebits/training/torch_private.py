@@ -515,6 +515,28 @@ def strided_shard() -> Any:
     return placement_types._StridedShard
 
 
+def follow_context_parallel(told: Callable[[DeviceMesh], object]) -> None:
+    """Call ``told`` with the mesh at each beginning of ``context_parallel``, before any tensor is changed.
+
+    A call before the script imports ``context_parallel`` has no effect; a later call replaces ``told``. Relies on
+    ``_context_parallel_buffers(mesh, ...)``, which ``context_parallel`` calls to divide the sequences.
+    """
+    experimental = sys.modules.get("torch.distributed.tensor.experimental")
+    if experimental is None:
+        return
+    names = inspect.unwrap(experimental.context_parallel).__globals__
+    if "_context_parallel_buffers" not in names:
+        return
+    divide = inspect.unwrap(names["_context_parallel_buffers"])
+
+    @functools.wraps(divide)
+    def divided(mesh: DeviceMesh, *args: Any, **named: Any) -> Any:
+        told(mesh)
+        return divide(mesh, *args, **named)
+
+    names["_context_parallel_buffers"] = divided
+
+
 # ---- pipelines
 
 

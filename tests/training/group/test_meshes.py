@@ -6,8 +6,10 @@ import contextlib
 import gc
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.experimental import context_parallel
 
 from samebits.errors import UsageError
 from samebits.training.group import meshes
@@ -143,3 +145,15 @@ def test_a_mesh_that_was_built_inside_an_earlier_call_names_its_end() -> None:
         with pytest.raises(RuntimeError, match="a device mesh that was built in an earlier call of the function"):
             passing.get_group("dp_shard")
         kept.get_group("dp_shard")
+
+
+def test_torchs_context_parallel_is_refused_on_the_cpu_before_it_changes_a_tensor() -> None:
+    with alone():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+    with world(0, 2):
+        meshes.form_all()
+        sequences = torch.ones(1, 8, 4)
+        refused = pytest.raises(UsageError, match=r"test_meshes.py:\d+: torch's context_parallel\(\) has no attention")
+        with refused, context_parallel(mesh, buffers=[sequences], buffer_seq_dims=[1]):
+            raise AssertionError("its attention has no operator here")
+        assert sequences.shape == (1, 8, 4)

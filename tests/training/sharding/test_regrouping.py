@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -276,6 +277,9 @@ def test_a_point_that_all_ranks_save_holds_the_whole_tensors() -> None:
         ((2, 2), ("dp_shard", "tp"), [(0, 2), (0, 2), (1, 2), (1, 2)]),
         ((2, 2), ("tp", "dp_shard"), [(0, 2), (1, 2), (0, 2), (1, 2)]),
         ((4,), ("dp_shard",), [None] * 4),
+        ((4,), ("ep",), [None] * 4),  # expert-parallel: the layers are spread, and so are the samples
+        ((2, 2), ("ep", "tp"), [(0, 2), (0, 2), (1, 2), (1, 2)]),
+        ((2, 2), ("cp", "dp_shard"), [(0, 2), (1, 2), (0, 2), (1, 2)]),  # parts of the same sequences along "cp"
     ],
     ids=str,
 )
@@ -283,13 +287,34 @@ def test_ranks_of_one_data_parallel_coordinate_take_the_same_data(
     sizes: tuple[int, ...], names: tuple[str, ...], places: list[tuple[int, int] | None]
 ) -> None:
     with alone():
-        if "tp" in names:
-            mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
-            model = parallelize_module(nn.Linear(4, 4), mesh["tp"], ColwiseParallel())
-        else:
-            model = mesh_model(sizes)
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        spread = [name for name in names if name in ("ep", "tp")]
+        model: nn.Module = nn.Sequential(*(nn.Linear(4, 4) for _ in spread), nn.Linear(4, 4))
+        for number, name in enumerate(spread):
+            parallelize_module(model.get_submodule(str(number)), mesh[name], ColwiseParallel())
+        if not spread:
+            fully_shard(model, mesh=mesh)
         sharded = ShardedValues.of(TorchState(model, torch.optim.SGD(model.parameters(), 0.1)).handlers)
         assert sharded is not None and [sharded.data_place(rank) for rank in range(4)] == places
+
+
+def test_ranks_over_which_fully_shard_averages_take_their_own_data_also_if_experts_are_spread_over_them() -> None:
+    with alone():
+        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
+        model = nn.Sequential(nn.Linear(4, 4), parallelize_module(nn.Linear(4, 4), mesh, ColwiseParallel()))
+        fully_shard(model, mesh=mesh, ignored_params=set(model[1].parameters()))
+        sharded = ShardedValues.of(TorchState(model, torch.optim.SGD(model.parameters(), 0.1)).handlers)
+        assert sharded is not None and [sharded.data_place(rank) for rank in range(4)] == [None] * 4
+
+
+def test_a_dimension_for_sequences_needs_a_sharded_model() -> None:
+    """Without one, an ElasticSampler would give its ranks different samples."""
+    with alone():
+        init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+        model = nn.Linear(4, 4)
+        state = TorchState(model, torch.optim.SGD(model.parameters(), 0.1))
+        with pytest.raises(UsageError, match=r'2 x 2 \(dp, cp\) has a dimension "cp".*Fix: apply fully_shard'):
+            state.bind(SimpleNamespace(), 0)  # type: ignore[arg-type]
 
 
 def test_ranks_that_hold_the_same_part_are_those_along_the_replicating_dimension() -> None:

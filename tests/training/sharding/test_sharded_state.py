@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from samebits.core.messages import Sharding
 from samebits.core.point import Point
@@ -75,6 +78,21 @@ def test_all_ranks_start_with_rank_0s_values() -> None:
     other.load(through_a_point(first), own=False)
     require_same(wholes_of(other), wholes_of(first))
     assert other.epoch == 3
+
+
+def test_error_within_a_forward_pass_is_not_replaced_by_one_about_the_mesh() -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("the script's own error")
+
+    model = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    state = TorchState(model, torch.optim.SGD(model.parameters(), 0.1), rng="per_step")
+    model[1].register_forward_hook(fail)
+    with pytest.raises(ValueError, match="the script's own error"):
+        try:
+            loss_of(model)
+        finally:
+            assert not any(isinstance(one, DTensor) for one in model.parameters()), "FSDP2 shards them again"
+            state.bind(None, 0)  # as elastic.run does whatever has ended training
 
 
 @pytest.mark.parametrize("rank", range(RANKS))

@@ -54,6 +54,15 @@ MOST_FAILURES = 8
 A permanent error of this kind is not the fault of a network or host.
 """
 
+RESTARTED_WITHIN_S = 10.0
+"""Seconds in which a launcher usually brings a killed worker back."""
+
+SHARDED_FIX = (
+    "Fix: run `samebits recover` on the lost worker's host, or start that worker on another host; to train with fewer "
+    "ranks, stop the job, export a step of all ranks with `samebits ckpt export SLOT/STEP DIR --format dcp`, and start "
+    "a new job that calls samebits.elastic.load_dcp(state, DIR)"
+)
+
 CROSSING_S = 0.5
 """Seconds after inviting all members in which a heartbeat may have crossed the invitation."""
 
@@ -79,6 +88,7 @@ class Round:
     invitations: Invitations | None = None  # cached invitations for the round's present state
     numerics: Pairs = ()  # of the member that joined last
     failed_with: dict[str, str] = field(default_factory=dict)  # by node: the runtime error that ended its generation
+    is_explained: bool = False  # the way out of a sharded world that lacks a member was announced
 
 
 @dataclass(slots=True)
@@ -312,6 +322,34 @@ class Rendezvous:
             round_.opened_at = min(round_.opened_at + gap_s, now)
             if round_.leave_by is not None:
                 round_.leave_by = min(round_.leave_by + gap_s, now + LEAVE_TOGETHER_S)
+
+    def explains_at(self) -> float | None:
+        """Return when the members' wait for a lost rank of a sharded state is to be explained, or None.
+
+        Until then, its process may still be restarted without anyone's help.
+        """
+        round_, policy = self.round, self._ledger.policy
+        if round_ is None or round_.gently or round_.is_explained or not self._ledger.absent:
+            return None
+        return round_.opened_at + max(policy.cool_down_s, RESTARTED_WITHIN_S) if self.is_sharded else None
+
+    def explain(self) -> None:
+        """Announce once per round that a sharded state needs all its ranks, and what to do without one."""
+        due = self.explains_at()
+        if self.round is None or due is None or due > self._ledger.now:
+            return
+        self.round.is_explained = True
+        ledger, policy = self._ledger, self._ledger.policy
+        ledger.announce(
+            f"the state is sharded over {policy.world_size} ranks, so training continues only with worker "
+            f"{ledger.names_of(ledger.absent)}. The others keep their state and wait at most "
+            f"{policy.topo_timeout_s:g} s (TOPO_TIMEOUT). {SHARDED_FIX}"
+        )
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a member of the open round holds a part of a sharded state."""
+        return self.round is not None and any(one.sharding is not None for one in self.round.joined.values())
 
     def timed_out(self) -> bool:
         """Return whether the open round has waited TOPO_TIMEOUT."""

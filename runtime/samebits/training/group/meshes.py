@@ -278,6 +278,7 @@ class _Meshes:
             if passed is not None:
                 torch_private.end_mesh(passed, _ENDED)
         self._passing.clear()
+        torch_private.follow_context_parallel(_require_attention)
         self._builds = True
         try:
             for mesh, declaration in self._roots:
@@ -301,6 +302,14 @@ def _require_plain(plan: torch_private.MeshPlan) -> None:
             f"{calling_place()}: a device mesh {' x '.join(map(str, plan.sizes))} of ranks {plan.ranks} "
             f"{'with a backend_override ' if plan.has_options else ''}is not supported. Fix: init_device_mesh(device, "
             "sizes, mesh_dim_names=…), which places the ranks in their order"
+        )
+
+
+def _require_attention(mesh: DeviceMesh) -> None:
+    if mesh.device_type == "cpu":
+        raise UsageError(
+            f"{calling_place()}: torch's context_parallel() has no attention operator for the CPU. Fix: in the model, "
+            "gather the keys and values of all ranks with all_gather_tensor_autograd, or use an accelerator"
         )
 
 

@@ -28,10 +28,22 @@ from samebits.training.group.group import discard
 from samebits.training.sharding import filling, pieces
 from samebits.training.sharding.pipeline import Pipeline
 
-__all__ = ["MeshUse", "accumulates", "attach", "declare_meshes", "is_flattened", "require_supported", "reset", "use_of"]
+__all__ = [
+    "MeshUse",
+    "accumulates",
+    "attach",
+    "declare_meshes",
+    "is_flattened",
+    "refuse_sequences",
+    "require_supported",
+    "reset",
+    "use_of",
+]
 
 _STATE_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _FSDP1_MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
+_EXPERTS, _SEQUENCE = "ep", "cp"
+"""Names of mesh dimensions, as torchtitan has them: their use cannot be read from the tensors."""
 _DECLINED = (
     "build it over the default mesh or one of init_device_mesh, or its slices by name, between samebits.init() and "
     "elastic.run; or run with ENABLE_RECOVERY=0"
@@ -46,13 +58,20 @@ class MeshUse:
         mesh: description of the mesh, for messages.
         sizes: ranks along each dimension of the whole mesh.
         splits: the dimensions over which some tensor is split.
-        tensor_parallel: the dimensions whose ranks compute with parts of the same samples.
+        model_parallel: the dimensions over which a layer, the stages of a pipeline or a sequence is divided.
+        data_parallel: the dimensions whose ranks take samples of their own, also if ``model_parallel`` has them.
     """
 
     mesh: str
     sizes: tuple[int, ...]
     splits: frozenset[int]
-    tensor_parallel: frozenset[int]
+    model_parallel: frozenset[int]
+    data_parallel: frozenset[int]
+
+    @property
+    def same_samples(self) -> frozenset[int]:
+        """The dimensions whose ranks compute with the same samples."""
+        return self.model_parallel - self.data_parallel
 
     @property
     def sharding(self) -> Sharding:
@@ -61,10 +80,10 @@ class MeshUse:
 
     def data_place(self, rank: int) -> tuple[int, int]:
         """Return which part of the data a rank takes, and how many parts there are."""
-        dimensions = range(len(self.sizes))
-        place = Sharding(self.sizes, tuple(dim in self.tensor_parallel for dim in dimensions)).key_of(rank)
+        dimensions, same = range(len(self.sizes)), self.same_samples
+        place = Sharding(self.sizes, tuple(dim in same for dim in dimensions)).key_of(rank)
         index, count = 0, 1
-        for coordinate, dim in zip(place, (dim for dim in dimensions if dim not in self.tensor_parallel), strict=True):
+        for coordinate, dim in zip(place, (dim for dim in dimensions if dim not in same), strict=True):
             index, count = index * self.sizes[dim] + coordinate, count * self.sizes[dim]
         return index, count
 
@@ -139,6 +158,17 @@ def _unsupported_mesh(info: Any) -> str:
     return ""
 
 
+def refuse_sequences() -> None:
+    """Refuse a mesh dimension for parts of sequences if no model is sharded: ranks would take different samples."""
+    for one in meshes.declared():
+        if _SEQUENCE in one.names:
+            raise UsageError(
+                f'the device mesh {one} has a dimension "{_SEQUENCE}" for context parallelism, whose ranks use the '
+                "same samples, and no model of the state is sharded over this mesh. Fix: apply "
+                "fully_shard(model, mesh=…) with the mesh or a slice of it, or give the dimension another name"
+            )
+
+
 def use_of(name: str, module: nn.Module, world_size: int, pipeline: Pipeline | None = None) -> MeshUse:
     """Return how a module is divided over its mesh; ``pipeline`` as for :func:`require_supported`.
 
@@ -147,7 +177,8 @@ def use_of(name: str, module: nn.Module, world_size: int, pipeline: Pipeline | N
     """
     roots: dict[int, Any] = {}
     splits: set[int] = set()
-    tensor_parallel: set[int] = set()
+    model_parallel: set[int] = set()
+    data_parallel: set[int] = set()
     for tensor in _distributed(module):
         root = _root_of(tensor.device_mesh)
         roots[id(root)] = root
@@ -157,9 +188,12 @@ def use_of(name: str, module: nn.Module, world_size: int, pipeline: Pipeline | N
         roots[id(pipeline.root)] = pipeline.root
         dimension = _dimensions(pipeline.root, pipeline.mesh)
         splits.update(dimension)
-        tensor_parallel.update(dimension)
+        model_parallel.update(dimension)
     for mesh in _tensor_parallel_meshes(module):
-        tensor_parallel |= set(_dimensions(_root_of(mesh), mesh))
+        model_parallel.update(_dimensions(_root_of(mesh), mesh))
+    for group in _groups(module):  # fully_shard averages gradients over these ranks
+        mesh = group.mesh_info.mesh
+        data_parallel.update(_dimensions(_root_of(mesh), mesh))
     found = {_words(root): root for root in roots.values()}
     if len(found) != 1:
         raise UsageError(
@@ -169,7 +203,12 @@ def use_of(name: str, module: nn.Module, world_size: int, pipeline: Pipeline | N
     words, root = found.popitem()
     declaration = meshes.declaration_of(root)
     sizes = declaration.sizes if declaration is not None else (world_size,) if root.ndim == 1 else tuple(root.shape)
-    return MeshUse(words, sizes, frozenset(splits), frozenset(tensor_parallel))
+    names = dict(enumerate(root.mesh_dim_names or ()))
+    data_parallel |= {dim for dim, name in names.items() if name == _EXPERTS}
+    sequence = {dim for dim, name in names.items() if name == _SEQUENCE}
+    return MeshUse(
+        words, sizes, frozenset(splits), frozenset(model_parallel | sequence), frozenset(data_parallel - sequence)
+    )
 
 
 def _words(root: Any) -> str:

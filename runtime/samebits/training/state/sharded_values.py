@@ -162,7 +162,7 @@ class ShardedValues:
     def data_place(self, rank: int) -> tuple[int, int] | None:
         """Return this rank's part of the data and the number of parts; None if each rank has a part of its own."""
         use = self._use(1)
-        return use.data_place(rank) if use.tensor_parallel else None
+        return use.data_place(rank) if use.same_samples else None
 
     def _use(self, world_size: int) -> regrouping.MeshUse:
         uses = {
@@ -178,7 +178,8 @@ class ShardedValues:
         return replace(
             first,
             splits=frozenset().union(*(use.splits for use in uses.values())),
-            tensor_parallel=frozenset().union(*(use.tensor_parallel for use in uses.values())),
+            model_parallel=frozenset().union(*(use.model_parallel for use in uses.values())),
+            data_parallel=frozenset().union(*(use.data_parallel for use in uses.values())),
         )
 
     def _pipeline_of(self, name: str) -> Pipeline | None:

@@ -21,7 +21,7 @@ from samebits.errors import UsageError
 from samebits.training import torch_private
 from samebits.training.group.calling_place import calling_place
 from samebits.training.process import context
-from samebits.training.sharding import pieces
+from samebits.training.sharding import pieces, regrouping
 from samebits.training.sharding import pipeline as pipelines
 from samebits.training.state.base_state import CommitSink
 from samebits.training.state.checkpoint_config import CheckpointConfig
@@ -246,6 +246,8 @@ class TorchState(ObjectState):
         Raises:
             UsageError: sharded values are not supported, or not in a world of variable size.
         """
+        if session is not None and self._sharded is None:
+            regrouping.refuse_sequences()
         if session is not None and self._sharded is not None:
             settings = context.current("samebits.elastic.run").settings
             if settings.enable_recovery:
@@ -269,7 +271,9 @@ class TorchState(ObjectState):
         if self._virtual is not None:
             self._bind_virtual(self._virtual, session)
         super().bind(session, rank)
-        if self._sharded is not None and (place := self._sharded.data_place(rank)) is not None:
+        # At the end of training, an error may have left FSDP2's parameters unsharded, with no mesh to read.
+        is_training = session is not None
+        if is_training and self._sharded is not None and (place := self._sharded.data_place(rank)) is not None:
             self._draws_as = place[0]
             for sampler in self._samplers:
                 sampler.place = place
