@@ -1,4 +1,4 @@
-"""docs/contributors/invariants.md holds in two thousand schedules per run, twenty thousand in a thorough one.
+"""docs/contributors/invariants.md holds in a thousand schedules per run, twenty thousand in a thorough one.
 
 The seeds change daily. ``SIMULATION_SEEDS`` in the environment sets their number; campaigns use ``python -m
 tests.simulation``.
@@ -19,7 +19,7 @@ from tests.simulation.runs import first_seed_of_today, run_seeds
 from tests.simulation.world import World
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "20000"))
-EVERY_RUN = 2_000
+EVERY_RUN = 1_000
 PART = 250
 FIRST = first_seed_of_today()
 
