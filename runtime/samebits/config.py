@@ -273,11 +273,6 @@ class _Reading:
             self.warnings.append(f"{found} is used; {other} differs and is ignored. Fix: unset one of the two")
         self.values[variable.field] = value
         self.shown[variable.name] = found
-        if not variable.capability.built:
-            self.problems.append(
-                f"{found}: not built yet in this release ({variable.capability.name}); expected no value. "
-                f"Fix: unset {name}; {variable.capability.meanwhile}"
-            )
 
     def _take_default(self, variable: Variable) -> None:
         if variable.required:

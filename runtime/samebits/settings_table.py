@@ -556,28 +556,19 @@ _TITLE = _name(200, "", "at most 200 printable characters", "至多 200 个可�
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Capability:
-    """The feature that a variable belongs to, and whether this release has it; if not, the alternative."""
-
-    name: str
-    built: bool = True
-    meanwhile: str = ""
-
-
-_JOB = Capability("a job")
-_RECOVERY = Capability("recovery")
-_INSECURE = Capability("listening without authentication")
-_ELASTIC = Capability("a world that shrinks and grows")
-_DISCOVERY = Capability("hosts that come and go")
-_SPARES = Capability("spares")
-_AUTHENTICATION = Capability("authentication")
-_PLAIN = Capability("plain mode")
-_SUPERVISION = Capability("supervision")
-_COMPILING = Capability("compiled code that is kept")
-_WATCH = Capability("the watch over progress")
-_HEALTH = Capability("the watch over hosts")
-_EQUAL = Capability("the comparison of the ranks")
+_JOB = "a job"
+_RECOVERY = "recovery"
+_INSECURE = "listening without authentication"
+_ELASTIC = "a world that shrinks and grows"
+_DISCOVERY = "hosts that come and go"
+_SPARES = "spares"
+_AUTHENTICATION = "authentication"
+_PLAIN = "plain mode"
+_SUPERVISION = "supervision"
+_COMPILING = "compiled code that is kept"
+_WATCH = "the watch over progress"
+_HEALTH = "the watch over hosts"
+_EQUAL = "the comparison of the ranks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -585,6 +576,7 @@ class Variable:
     """One environment variable.
 
     Attributes:
+        capability: the feature that the variable belongs to.
         default: parsed like a value. The name of an earlier variable stands for that variable's value; None: no value.
         shown_default: what docs/reference/variables.md shows instead, in both languages.
     """
@@ -593,7 +585,7 @@ class Variable:
     field: str
     kind: SettingType
     default: str | None
-    capability: Capability
+    capability: str
     meaning: str
     meaning_zh: str
     example: str = ""
@@ -996,8 +988,7 @@ def environment_rows() -> list[tuple[str, str, str, str]]:
     rows = []
     for variable in VARIABLES:
         default = variable.shown_default[0] or variable.default or "–"
-        note = "" if variable.capability.built else "(not built yet: refused) "
-        rows.append((variable.name, default, variable.kind.expected, note + variable.meaning))
+        rows.append((variable.name, default, variable.kind.expected, variable.meaning))
     return rows
 
 
@@ -1006,8 +997,7 @@ def environment_table_zh() -> str:
     rows = ["| 名称 | 默认值 | 取值 | 含义 |", "|---|---|---|---|"]
     for variable in VARIABLES:
         default = variable.shown_default[1] or variable.default or "–"
-        note = "" if variable.capability.built else "（尚未实现，设置即拒绝）"
-        rows.append(f"| `{variable.name}` | {default} | {variable.kind.expected_zh} | {note}{variable.meaning_zh} |")
+        rows.append(f"| `{variable.name}` | {default} | {variable.kind.expected_zh} | {variable.meaning_zh} |")
     return "\n".join(rows)
 
 

@@ -18,7 +18,7 @@ def test_everything_that_can_be_off_is_off() -> None:
     for name, value in all_off().items():
         variables[name].kind.parse(value)
         assert variables[name].default not in (value, None)
-    watching = [one for one in VARIABLES if one.capability.name in WATCH]
+    watching = [one for one in VARIABLES if one.capability in WATCH]
     may_be_off = {one.name for one in watching if " or off" in one.kind.expected or one.default == "1"}
     assert may_be_off <= all_off().keys()
     assert all_off("consistency").keys() == all_off().keys() - {"CONSISTENCY"}

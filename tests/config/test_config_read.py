@@ -586,12 +586,7 @@ def test_recovery_without_a_node_id_warns_only_the_worker() -> None:
     assert read({**SCHEDULER, "ENABLE_RECOVERY": "1"})[1] == []
 
 
-def test_new_capability_needs_only_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = tuple(
-        dataclasses.replace(variable, capability=dataclasses.replace(variable.capability, built=True))
-        for variable in VARIABLES
-    )
-    monkeypatch.setattr(config, "VARIABLES", built)
+def test_bounds_and_secrets_are_read_together() -> None:
     asked = {"MIN_WORKER_NUM": "2", "MAX_WORKER_NUM": "8", "GRACE": "start=5", "SPARE_NUM": "1"}
     settings, _ = read({**WORKER, **asked})
     assert (settings.min_worker_num, settings.max_worker_num) == (2, 8)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from samebits import config, settings_table
 from samebits.config import (
     KEPT_NAMES,
     environment_table,
@@ -19,8 +17,7 @@ from samebits.config import (
     publish,
     read,
 )
-from samebits.errors import SettingsError
-from samebits.settings_table import VARIABLES, Capability
+from samebits.settings_table import VARIABLES
 
 WORKER = {"ROLE": "worker", "WORKER_NUM": "4", "NODE_ID": "0"}
 
@@ -44,30 +41,6 @@ def test_table_states_defaults_and_refused_values() -> None:
     assert rows["MIN_WORKER_NUM"][1] == "WORKER_NUM"
     assert rows["NODE_ID"][1] == "random"
     assert rows["JOB_NAME"][1] == "the script's file name"
-    chinese = {row[0].strip("`"): row for row in cells(environment_table_zh())}
-    for variable in VARIABLES:
-        assert ("not built yet" in rows[variable.name][3]) is not variable.capability.built
-        assert ("尚未实现" in chinese[variable.name][3]) is not variable.capability.built
-
-
-def test_this_release_refuses_none_of_its_variables() -> None:
-    assert {variable.name for variable in VARIABLES if not variable.capability.built} == set()
-
-
-def test_unbuilt_capability_is_refused_and_marked_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    (spares,) = [variable for variable in VARIABLES if variable.name == "SPARE_NUM"]
-    unbuilt = replace(spares, capability=Capability("spares", built=False, meanwhile="do without"))
-    rest = tuple(unbuilt if variable is spares else variable for variable in VARIABLES)
-    monkeypatch.setattr(config, "VARIABLES", rest)
-    monkeypatch.setattr(settings_table, "VARIABLES", rest)
-    with pytest.raises(SettingsError) as raised:
-        read({**WORKER, "SPARE_NUM": "1"})
-    assert raised.value.problems == [
-        "SPARE_NUM=1: not built yet in this release (spares); expected no value. Fix: unset SPARE_NUM; do without"
-    ]
-    rows = {row[0].strip("`"): row for row in cells(environment_table())}
-    assert rows["SPARE_NUM"][3].startswith("(not built yet: refused) ")
-    assert cells(environment_table_zh())[2:][VARIABLES.index(spares)][3].startswith("（尚未实现")
 
 
 def test_restart_keeps_exactly_the_jobs_names_and_the_allow_list() -> None:

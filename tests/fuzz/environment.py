@@ -61,7 +61,7 @@ def as_environment(settings: Settings) -> dict[str, str]:
         if variable.name == "RECOVERY_PATH":
             value = settings.journal_place or value
         is_size = variable.name in ("WORKER_NUM", "MIN_WORKER_NUM", "MAX_WORKER_NUM")
-        if value is not None and variable.capability.built and not (is_size and value == 0):
+        if value is not None and not (is_size and value == 0):
             environ[variable.name] = _text_of(value)  # a tool's settings may have no size; 0 stands for that
     return environ
 
