@@ -70,12 +70,12 @@ def classify_hang(process_state: ProcessState | None, silent_s: float) -> Hang:
     return Hang.SILENT if process_state.quiet_s is None else Hang.LOCKED
 
 
-def fix_of(hang: Hang, pid: int, scheduler: str = "the scheduler") -> str:
+def fix_of(hang: Hang, pid: int) -> str:
     """Return a command or advice that ends this hang; "" if none is known."""
     return {
         Hang.STOPPED: f"kill -CONT {pid}",
         Hang.TRACED: f"let the debugger continue or detach from pid {pid}",
         Hang.LOCKED: f"samebits stack names the line; make that call release Python's lock, or kill -9 {pid}",
         Hang.DISK: f"check the disks and network folders that pid {pid} uses",
-        Hang.CUT_OFF: f"check the network between pid {pid} and {scheduler}",
+        Hang.CUT_OFF: f"check the network between pid {pid} and the scheduler",
     }.get(hang, "")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 __all__ = ["MainThreadTime", "main_thread"]
 
@@ -27,15 +26,15 @@ class MainThreadTime:
         self.data_s = self.communication_s = 0.0
         self._ident = threading.main_thread().ident
 
-    def waited_for_data(self, since_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
+    def waited_for_data(self, since_s: float) -> None:
         """Record that the calling thread, waiting since ``since_s``, has received a batch."""
         if threading.get_ident() == self._ident:
-            self.data_s += clock() - since_s
+            self.data_s += time.perf_counter() - since_s
 
-    def waited_for_others(self, since_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
+    def waited_for_others(self, since_s: float) -> None:
         """Record that the calling thread, waiting since ``since_s``, returns from a collective."""
         if threading.get_ident() == self._ident:
-            self.communication_s += clock() - since_s
+            self.communication_s += time.perf_counter() - since_s
 
 
 main_thread = MainThreadTime()
