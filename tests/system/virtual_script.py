@@ -25,12 +25,24 @@ parser.add_argument("--steps", type=int, default=14)
 parser.add_argument("--gate", type=int, action="append", default=[], help="wait in the step after so many steps")
 args = parser.parse_args()
 
+
+class Cooled(nn.Module):
+    """Divides by a plain attribute that each forward pass changes."""
+
+    temperature = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.temperature *= 0.98
+        return x / self.temperature
+
+
 samebits.init()
 torch.manual_seed(3)
 torch.use_deterministic_algorithms(True)
 data = TensorDataset(torch.randn(SAMPLES, FEATURES), torch.randint(0, 10, (SAMPLES,)))
 net = nn.Sequential(
-    nn.Linear(FEATURES, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10), nn.BatchNorm1d(10)
+    *(nn.Linear(FEATURES, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3)),
+    *(nn.Linear(32, 10), nn.BatchNorm1d(10), Cooled()),
 )
 net.register_buffer("seen", torch.zeros(10, dtype=torch.int64))  # no batch statistics: virtual worker 0's
 model = DistributedDataParallel(net)
@@ -81,6 +93,7 @@ def train(state: samebits.elastic.TorchState) -> None:
                 return
         state.epoch += 1
         by_epoch.step()
+        net[3].p *= 0.8
         sampler.set_epoch(state.epoch)
 
 

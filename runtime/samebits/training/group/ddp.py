@@ -523,12 +523,16 @@ def gradients_are_finite() -> bool:
     one value each of up to ``_SAMPLED`` parameters per wrapper, so that looking at it takes microseconds. On an
     accelerator, it waits for the queued work.
     """
-    return all(
-        math.isfinite(parameter.grad.view(-1)[0].item())
+    sample = [
+        parameter.grad.view(-1)[0]
         for ddp in wrappers()
         for parameter in _sampled_of(ddp)
         if parameter.grad is not None and parameter.grad.is_contiguous()
-    )
+    ]
+    if all(one.is_cpu for one in sample):  # stacking would cost more
+        return all(math.isfinite(one.item()) for one in sample)
+    device = next(one.device for one in sample if not one.is_cpu)
+    return math.isfinite(torch.stack([one.float().to(device) for one in sample]).sum().item())  # one copy to the host
 
 
 def _sampled_of(ddp: DistributedDataParallel) -> Sequence[torch.Tensor]:

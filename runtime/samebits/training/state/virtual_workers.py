@@ -28,6 +28,7 @@ from samebits.training.process import context
 from samebits.training.process.numerics import settle_threads
 from samebits.training.sharding.pieces import is_distributed
 from samebits.training.state import rng
+from samebits.training.state.attributes import PlainAttributes
 from samebits.training.state.data.global_batch import BlockSum, TreeNode, block_of, sum_over_ranks
 from samebits.training.state.data.sampler import ElasticSampler, filled_up
 from samebits.training.state.handlers import (
@@ -75,6 +76,8 @@ class VirtualWorkers:
         self._optimizer = _only_optimizer(handlers)
         _require_supported(handlers, self._optimizer)
         self._modules = [one.value for one in handlers.values() if isinstance(one, ModuleHandler)]
+        inside = [one for module in self._modules for one in module.modules()]
+        self._attributes = PlainAttributes({str(number): one for number, one in enumerate(inside)})
         self._samplers = [one.value for one in handlers.values() if isinstance(one.value, ElasticSampler)]
         for sampler in self._samplers:
             sampler.split = self
@@ -259,6 +262,7 @@ class VirtualWorkers:
             )
         if self._kept is None:
             self._kept = {name: copied(value) for name, value in values.items()}
+            self._attributes.remember()
             self._buffers_before = [one.clone() for one in buffers]
         elif changed := [name for name, value in values.items() if not same(value, self._kept[name])]:
             raise UsageError(
@@ -290,6 +294,7 @@ class VirtualWorkers:
                     group.update(copied(settings))
             else:
                 handler.load_back(self._kept[name])
+        self._attributes.undo()
         self._set_buffers(self._buffers_before)
 
     def _hook_parameters(self) -> None:
