@@ -32,7 +32,7 @@ from samebits.dashboard.web_app import Pages, app_of
 from samebits.launcher.scheduler_link import LinkNews, SchedulerLink, Unlinked
 from samebits.net.descriptors import raise_descriptor_limit
 from samebits.store.process_identity import ProcessIdentity, host_id
-from samebits.store.progress_report import ProgressReport, write_report
+from samebits.store.progress_report import ProgressReport, report_file, write_report
 from tests.launcher.views import interruption, view, worker
 
 CHROMIUM = shutil.which("chromium")
@@ -351,6 +351,8 @@ def serve(make_folder: Callable[..., Settings]) -> Iterator[Callable[[State], st
         watch = JobWatch(settings, link)
         watch.look()
         write_report(settings.log_dir, "0", ProgressReport(400, 1000, {"loss": 0.25}))
+        now = time.time()
+        os.utime(report_file(settings.log_dir, "0"), (now, now))  # the file's own time is coarse: before that look
         app = app_of(Pages(watch), Guard(frozenset(), None), lambda: "")
         listener = socket.create_server(("127.0.0.1", 0))
         server = server_of(app, Connections(raise_descriptor_limit()))

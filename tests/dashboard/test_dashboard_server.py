@@ -74,8 +74,9 @@ def test_loss_comes_from_this_jobs_reports_only(settings: Settings) -> None:
     os.utime(report_file(settings.log_dir, "0"), (BEGAN - 1, BEGAN - 1))
     watch.look()
     assert watch.losses() == [], "the report is an earlier job's"
-    for step, loss in ((21, 0.4), (22, 0.3), (21, 0.2)):
+    for number, (step, loss) in enumerate(((21, 0.4), (22, 0.3), (21, 0.2))):
         write_report(settings.log_dir, "0", ProgressReport(step, 100, {"loss": loss}))
+        os.utime(report_file(settings.log_dir, "0"), (BEGAN + number, BEGAN + number))
         watch.look()
     assert watch.losses() == [(21, 0.2)], "step 22 was rolled back"
     assert watch.state()["progress"]["values"] == {"loss": "0.2"}

@@ -103,9 +103,9 @@ class _HearsTheOldLine(Equality):
 class _GoesBackToTheNewest(ConsistencyJudge):
     """Rolls all back to the point just before the difference, whether or not it was found equal."""
 
-    def judge(self, found: RankDifference) -> str:
+    def judge(self, found: RankDifference, hidden_state: str = "") -> str:
         near = Point(found.step - 1, found.one.point.generation)
-        return super().judge(RankDifference(found.judgement, found.one, found.other, found.values, near))
+        return super().judge(RankDifference(found.judgement, found.one, found.other, found.values, near), hidden_state)
 
 
 MUTANTS: Mapping[str, type[SchedulerCore]] = {

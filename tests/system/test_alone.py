@@ -35,7 +35,7 @@ def test_script_alone_trains_to_its_end_and_says_how_to_use_more_workers(tmp_pat
     assert done.returncode == 0, done.stderr
     assert [line.partition(" [")[0] for line in done.stdout.splitlines()] == ["from step 0", "final 20"]
     assert done.stderr.count("training with one worker, in this process; `") == 1
-    assert re.search(r"run\.sh \S*alone_script\.py` trains with more", done.stderr)
+    assert re.search(r"samebits run \S*alone_script\.py` trains with more", done.stderr)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["ckpt_of_rank", "recovery"]
 
 

@@ -148,7 +148,7 @@ class SchedulerEnd:
         key = _attachment_key(session_key, session, nonces)
         self._up, self._down = _Keyed(key, b"up"), _Keyed(key, b"down")
 
-    def open(self, sealed: bytes) -> bytes:
+    def unseal(self, sealed: bytes) -> bytes:
         """Return the message that :meth:`RankEnd.seal` sealed.
 
         Raises:

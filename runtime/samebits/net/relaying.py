@@ -220,7 +220,7 @@ class RelayedRanks:
         greeted = relay.greeted.get(session)
         if greeted is not None:
             try:
-                body = greeted.open(sealed)
+                body = greeted.unseal(sealed)
             except ForgedError:
                 if present is None:
                     raise
@@ -230,7 +230,7 @@ class RelayedRanks:
                 relay.attached.add(session)
                 present = self._attachments[session] = Attachment(relay, greeted)
                 return Carried(session, body, present)
-        return None if present is None else Carried(session, present.end.open(sealed), present)
+        return None if present is None else Carried(session, present.end.unseal(sealed), present)
 
     def _ask_to_attach(self, relay: _Relay, session: str) -> None:
         if len(relay.strangers) < MAX_BATCH:

@@ -134,9 +134,18 @@ def before_step(collectives: Collectives, kind: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)  # a torch without CUDA cannot tell
     process = SimpleNamespace(device=torch.device(kind), group=collectives)
     replay = SimpleNamespace(before_step=lambda: collectives.calls.append("logged"))
+    points = SimpleNamespace(require_shards_at_rest=lambda: None, compare_if_not_finite=lambda: None)
     audits = SimpleNamespace(before_step=lambda: collectives.calls.append("audited"))
-    parts = {"_process": process, "_audits": audits, "_replay": replay, "_uncommitted": 0, "_is_again": False}
-    parts |= {"_has_replicas": False, "_settled": None, "_settle": lambda: ElasticRun._settle(run)}  # type: ignore[arg-type]
+    parts = {
+        "_process": process,
+        "_points": points,
+        "_audits": audits,
+        "_replay": replay,
+        "_uncommitted": 0,
+        "_is_again": False,
+    }
+    parts |= {"_has_replicas": False, "_settled": None}
+    parts |= {"_settle": lambda: ElasticRun._settle(run)}  # type: ignore[arg-type]
     run = SimpleNamespace(**parts, _require_equal=lambda: None)
     ElasticRun.before_step(run)  # type: ignore[arg-type]
 
