@@ -12,7 +12,7 @@ from samebits.config import Settings
 from samebits.core.messages import GenerationStarted, RankPosition, RoundId
 from samebits.errors import GenerationEndedError
 from samebits.training.process import next_group
-from samebits.training.process.next_group import NextGroup, likely_place
+from samebits.training.process.next_group import NextGroup, NextGroups, likely_place
 
 WAIT_S = 60.0
 CPU = torch.device("cpu")
@@ -42,6 +42,24 @@ def test_group_has_an_address_before_any_answer_and_can_be_given_up() -> None:
     waiting.group.drop()
     thread.join(WAIT_S)
     assert not thread.is_alive()
+
+
+def test_place_that_is_offered_again_keeps_the_address_that_was_sent_for_it() -> None:
+    groups = NextGroups(lambda place: NextGroup(settings(NODE_ID="1"), CPU, place))
+    sent = []
+    for world_size in (4, 3, 4):
+        groups.offer(RankPosition(1, 1, world_size))
+        assert groups.present is not None
+        sent.append(groups.present.blob())
+    threads = connecting_threads()
+    assert sent[0] == sent[2] != sent[1]
+    taken = groups.take()
+    assert (taken.place.world_size, taken.blob()) == (4, sent[0])
+    assert groups.present is None
+    taken.group.drop()
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive(), "the group for the other place was dropped"
 
 
 class _Agent:

@@ -9,7 +9,7 @@ rank's place.
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from datetime import timedelta
 
@@ -26,7 +26,7 @@ from samebits.service.scheduler_address import address_towards
 from samebits.training.group import device as devices
 from samebits.training.group.group import Group
 
-__all__ = ["NextGroup", "join_plain_group", "likely_place"]
+__all__ = ["NextGroup", "NextGroups", "join_plain_group", "likely_place"]
 
 
 def likely_place(settings: Settings) -> RankPosition | None:
@@ -94,6 +94,46 @@ class NextGroup:
         generation = self._generation.result()
         assert self._agent is not None, "begins() gives both"
         return self._agent.address_map(generation)
+
+
+class NextGroups:
+    """The groups that were begun during one wait for a generation, one for each place that was offered.
+
+    A place may be offered, replaced by another, and offered again. The other ranks may then have got the address that
+    was sent when the place was first offered, so the group with this address is kept until the generation begins.
+
+    Args:
+        begin: begins the group for a place.
+
+    Attributes:
+        present: the group for the place that was offered last; None if there is none.
+    """
+
+    def __init__(self, begin: Callable[[RankPosition], NextGroup]) -> None:
+        self.present: NextGroup | None = None
+        self._begin = begin
+        self._begun: dict[RankPosition, NextGroup] = {}
+
+    def offer(self, place: RankPosition) -> None:
+        """Begin the group for this place, unless it has begun already."""
+        if place not in self._begun:
+            self._begun[place] = self._begin(place)
+        self.present = self._begun[place]
+
+    def take(self) -> NextGroup:
+        """Return the present group, and drop the others."""
+        taken = self.present
+        assert taken is not None, "a generation's member has a place"
+        del self._begun[taken.place]
+        self.drop()
+        return taken
+
+    def drop(self) -> None:
+        """Drop all groups."""
+        for one in self._begun.values():
+            one.group.drop()
+        self._begun.clear()
+        self.present = None
 
 
 _BACKLOG = 1024

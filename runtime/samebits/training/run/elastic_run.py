@@ -42,7 +42,7 @@ from samebits.training.main_thread_time import main_thread
 from samebits.training.process import numerics
 from samebits.training.process.context import Worker
 from samebits.training.process.member_info import MemberInfo
-from samebits.training.process.next_group import NextGroup
+from samebits.training.process.next_group import NextGroups
 from samebits.training.process.sigterm import SigtermStage
 from samebits.training.run import huge_pages, watchdog
 from samebits.training.run.gradient_audits import Audits
@@ -85,7 +85,7 @@ class ElasticRun:
         self._failed_with = ""  # the SameBits error that ended the last generation in this process
         self._is_new = True  # no generation has begun in this process
         self._tuning = InterpreterTuning()
-        self._next_group: NextGroup | None = None
+        self._next_groups = NextGroups(process.take_next_group)
         self._step_log = StepLog.of(state.checkpoint_config.step_log)
         self._replay: Replay | None = None
         self._audits = Audits(process, state, lambda step: self._points.folder.saved_by(step))
@@ -401,13 +401,12 @@ class ElasticRun:
         )  # else a round will tell
 
     def _begin_to_connect(self, place: RankPosition | None) -> None:
-        """Begin to form the next group for this place; drop a group that was begun for another place."""
-        if self._next_group is not None and self._next_group.place != place:
-            self._next_group.group.drop()
-            self._next_group = None
-        if place is not None and self._next_group is None:
-            self._points.take_slot(place.slot)
-            self._next_group = self._process.take_next_group(place)
+        """Begin to form the next group for this place."""
+        if place is None:
+            self._next_groups.drop()
+            return
+        self._points.take_slot(place.slot)
+        self._next_groups.offer(place)
 
     def _enter_again(self, asked: EnterAgain) -> Holdings:
         """Answer a round that asks for points on disk, assigns another place, or rolls all ranks back."""
@@ -418,7 +417,7 @@ class ElasticRun:
         return self._entry(look=asked.look, committed=asked.committed)
 
     def _entry(self, *, look: bool, committed: Point | None = None) -> Holdings:
-        group = self._next_group
+        group = self._next_groups.present
         return Holdings(
             points=tuple(self._points.held(committed)) if look else (),
             own_parts=self._state.has_own_parts,
@@ -446,10 +445,10 @@ class ElasticRun:
         self._points.generation = process.generation = generation
         process.publish_place()
         self._begin_to_connect(RankPosition(generation.slot, generation.rank, generation.world_size))
-        assert self._next_group is not None, "a generation's member has a place"
+        next_group = self._next_groups.take()
         if not self._agent.is_addressed:  # the blob it sent on entering was for another place
-            self._agent.publish(generation.generation, self._next_group.blob())
-        before, process.group, self._next_group = process.group, self._next_group.begins(generation, self._agent), None
+            self._agent.publish(generation.generation, next_group.blob())
+        before, process.group = process.group, next_group.begins(generation, self._agent)
         if before is not None:  # the group of this process alone, while the next one connects
             before.step_aside()
         self._watch(process.group)
