@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import torch
 from samebits.errors import GenerationEndedError, SettingsError
 from samebits.training.group import device
 from samebits.training.group.breaker import Breaker
+from samebits.training.run import elastic_run
 from samebits.training.run.elastic_run import ElasticRun
 
 
@@ -120,6 +122,8 @@ class Collectives:
         self.calls: list[str] = []
         self._is_broken = is_broken
 
+    is_quiet = True
+
     def launched(self) -> None:
         """Its backend does not count them."""
 
@@ -160,6 +164,19 @@ def test_no_step_is_queued_behind_an_accelerator_collective_that_may_be_given_up
     with pytest.raises(GenerationEndedError, match="worker 2 is lost"):
         before_step(broken, "cuda", monkeypatch)
     assert broken.calls == ["waited for"], "the step is neither audited nor logged"
+
+
+def test_collective_that_the_script_has_not_waited_for_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[torch.device] = []
+    monkeypatch.setattr(elastic_run.devices, "settle", waits.append)
+    breaker = SimpleNamespace(check=lambda: None)
+    group = SimpleNamespace(launched=lambda: 7, is_quiet=False, breaker=breaker)
+    process: Any = SimpleNamespace(device=torch.device("cuda"), group=group)
+    settled = elastic_run._settle_device(process, None)  # before the optimizer's step
+    group.is_quiet = True
+    settled = elastic_run._settle_device(process, settled)  # at the commit: the script has waited in between
+    assert elastic_run._settle_device(process, settled) == 7
+    assert len(waits) == 2, "nothing was launched since"
 
 
 def test_collective_result_on_a_cpu_is_available_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,6 +151,11 @@ class Group:
         return None if self._link is None else self._link.launched()
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether every collective of this group and its subgroups has ended."""
+        return not _unfinished([] if self._pg is None else [*torch_private.subgroups_of(self._pg), self._pg])
+
+    @property
     def breaker(self) -> Breaker:
         """The group's switch, for calls that must end with the group (:func:`.breaker.run_breakable`)."""
         return self._breaker

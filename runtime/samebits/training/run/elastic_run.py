@@ -650,6 +650,9 @@ def _settle_device(process: Worker, settled: int | None) -> int | None:
     Args:
         process: this process's worker.
         settled: the result of the previous call in this generation.
+
+    Returns:
+        The number of collectives launched, all of which have ended; None if that is not known.
     """
     if process.device.type == "cpu" or process.group is None:
         return None
@@ -658,6 +661,8 @@ def _settle_device(process: Worker, settled: int | None) -> int | None:
         began_s = time.perf_counter()
         devices.settle(process.device)
         main_thread.waited_for_others(began_s)  # the host cannot tell computing from waiting
+        if not process.group.is_quiet:  # the script has not waited for a collective, so neither has this stream
+            launched = None
     process.group.breaker.check()
     return launched
 
