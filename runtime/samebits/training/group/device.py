@@ -201,7 +201,14 @@ def busy_watch(device: torch.device) -> Callable[[], bool]:
     if device.type == "cpu":
         return lambda: False
     stream = torch.accelerator.current_stream(device)
-    return lambda: not stream.query()
+
+    def is_busy() -> bool:
+        try:
+            return not stream.query()
+        except RuntimeError:  # an error of the device persists; other checks report it
+            return False
+
+    return is_busy
 
 
 def is_capturing(device: torch.device) -> bool:
