@@ -31,6 +31,7 @@ class Told:
         self.path = folder / "train.py"
         self.findings: list[list[HiddenChange]] = []
         self.look: HiddenStateLook | None = None
+        self.calls = 1
         self._looks = looks
         patch.setattr(elastic, "run", self._run)
         patch.setattr(context, "get_rank", lambda: 0)
@@ -42,7 +43,10 @@ class Told:
             if self._looks:
                 self.look = HiddenStateLook(function, state, self.findings.append)
                 state.look_for_hidden(self.look)
-            function(state)
+            for _ in range(self.calls):
+                if self.look is not None:
+                    self.look.called()
+                function(state)
 
         return call
 
@@ -77,6 +81,30 @@ def test_value_that_begins_to_change_late_is_named_at_a_later_look(told: Told, m
     told.run(text)
     [line] = [number for number, one in enumerate(text.splitlines(), 1) if one.endswith("# moved")]
     assert told.lines == [line]
+
+
+def test_change_between_two_looks_is_named_when_the_function_is_called_again(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hidden_state, "_LATER", (100,))
+    ends = iter([10])
+    monkeypatch.setattr(torch, "_ends_now", lambda step: step == 10 and next(ends, None) is not None, raising=False)
+    text = script(
+        top="norms = [1.0]",
+        enter="h = 0.0",
+        before="""
+        if torch._ends_now(state.step):
+            return
+        if state.step == 8:
+            norms.append(0.5)  # moved
+            h = 1.0
+        """,
+        loss="loss = loss * norms[-1] + h",
+    )
+    told.calls = 2
+    told.run(text)
+    [line] = [number for number, one in enumerate(text.splitlines(), 1) if one.endswith("# moved")]
+    assert told.lines == [line], "the local h is new in each call"
 
 
 @pytest.mark.parametrize("name", HARMLESS)

@@ -153,7 +153,7 @@ class HiddenStateLook:
             return True
         self._began = time.thread_time() - self.spent_s
         try:
-            goes_on = self._begin_again() if is_new_call else self._look()
+            goes_on = self._begin_again(compares=not is_again) if is_new_call else self._look()
         except Exception as error:
             _not_done(error)
             return False
@@ -190,13 +190,27 @@ class HiddenStateLook:
             self._report(is_last)
         return not is_last
 
-    def _begin_again(self) -> bool:
-        """Compare with the current values from now on, since the current call has created some of them."""
+    def _begin_again(self, *, compares: bool) -> bool:
+        """Compare with the current values from now on, since the current call has created some of them.
+
+        Args:
+            compares: whether to report values that outlive a call and have changed since the last look, which a
+                recovery has just lost on another rank.
+        """
         frames = {one.f_code: one for one in _frames(self._function)}
         state = self._state()
         if not frames or state is None:
             return False
-        self._prints |= self._fingerprints(frames, _Handled(state))
+        prints = self._fingerprints(frames, _Handled(state))
+        if compares:
+            self._moved |= {
+                one: None
+                for one, now in prints.items()
+                if one in self._prints and now != self._prints[one] and not _is_local(one)
+            }
+        self._prints |= prints
+        if self._moved:
+            self._report(is_last=False)
         return True
 
     def _find(self, frames: Iterable[types.FrameType], handled: _Handled) -> list[_Watched]:
@@ -316,6 +330,12 @@ class HiddenStateLook:
             elif owner is not None:
                 name = f"{type(owner).__name__}.{name}"
         return HiddenChange(name, kind, self._script.changing_line(one.path, beside) or one.read)
+
+
+def _is_local(one: _Watched) -> bool:
+    """Return whether each call of the function has a new value, as of a local variable."""
+    owner = one.owner
+    return isinstance(owner, types.CodeType) and one.path[0] in (*owner.co_varnames, *owner.co_cellvars)
 
 
 class _Handled:
