@@ -45,14 +45,17 @@ class PlainAttributes:
         """Keep the current values; called at every commit."""
         if self._sizes != list(map(len, self._owners.values())):
             self._look()
-        self._kept = [_plain_or_other(own.get(name, _OTHER)) for own, name in self._places]
+        self._kept = [  # a call for each value would cost the most
+            value if type(value := own.get(name, _OTHER)) in _PLAIN else _plain_or_other(value)
+            for own, name in self._places
+        ]
 
     def changed(self) -> list[str]:
         """Return the names of attributes whose values differ from the kept ones."""
         return [
             name
             for (own, name), kept in zip(self._places, self._kept, strict=False)
-            if kept is not _OTHER and _differ(kept, _plain_or_other(own.get(name, _OTHER)))
+            if (now := own.get(name, _OTHER)) is not kept and kept is not _OTHER and _differ(kept, _plain_or_other(now))
         ]
 
     def undo(self) -> None:
