@@ -19,7 +19,7 @@ from tests.device.here import look
 from tests.device.jobs import GATE, GOES_ON, SPARE, DeviceJob
 from tests.device.test_backend import BUILD_S, ROOT
 
-CALLS_PER_PARAMETER = 6
+CALLS_PER_PARAMETER = 5
 """The ids of its gradient and moments, and its address, are asked for; what is per module counts for two."""
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(BUILD_S)]

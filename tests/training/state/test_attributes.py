@@ -128,3 +128,15 @@ def test_plain_attribute_does_not_make_a_retaken_step_different() -> None:
     before = _digests_of(state)
     vars(state.model)["began"] = 1.5
     assert _digests_of(state) == before
+
+
+def test_attribute_that_takes_the_place_of_another_is_restored() -> None:
+    state = annealed()
+    vars(state.model)["first"] = 1.0
+    state.commit()
+    del vars(state.model)["first"]
+    vars(state.model)["second"] = 2.0
+    state.commit()
+    state.model.second = 3.0
+    assert state.recall() is not None
+    assert state.model.second == 2.0

@@ -45,9 +45,15 @@ class PlainAttributes:
         """Keep the current values; called at every commit."""
         if self._sizes != list(map(len, self._owners.values())):
             self._look()
-        self._kept = [  # a call for each value would cost the most
-            value if type(value := own.get(name, _OTHER)) in _PLAIN else _plain_or_other(value)
-            for own, name in self._places
+        try:
+            self._kept = self._present()
+        except KeyError:  # as many were added as removed
+            self._look()
+            self._kept = self._present()
+
+    def _present(self) -> list[Any]:
+        return [  # a call for each value would cost the most
+            value if type(value := own[name]) in _PLAIN else _plain_or_other(value) for own, name in self._places
         ]
 
     def changed(self) -> list[str]:
