@@ -289,6 +289,23 @@ def test_read_that_meets_a_compaction_between_snapshot_and_appends_is_repeated(p
     assert read_log(Reader(place, EtcdAccess()), "journal") == [b"a", b"b"]
 
 
+def test_journal_that_a_successor_compacts_during_the_load_is_not_opened(place: EtcdPlace) -> None:
+    log, _ = opened(place)
+    log.append([b"a"])
+
+    class Overtaken(EtcdGateway):
+        has_met = False
+
+        def under(self, prefix: str, *, has_values: bool = True) -> Iterator[EtcdKeyValue]:
+            if prefix.endswith("/log/") and not self.has_met:
+                self.has_met = True
+                opened(place)[0].compact([b"a"])
+            return super().under(prefix, has_values=has_values)
+
+    with pytest.raises(SupersededError):
+        QuorumLog.load(QuorumClaim.take(Overtaken(place, EtcdAccess()), HOLDER), "journal")
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_claim_reads_every_append_although_a_member_answers_from_an_earlier_state(seed: int) -> None:
     random, etcd, confirmed = Random(seed), Etcd(seed), list[bytes]()
