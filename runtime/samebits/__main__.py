@@ -131,8 +131,8 @@ def _scheduler(arguments: Arguments) -> int:
 
     argparse.ArgumentParser(
         prog="samebits scheduler",
-        description="Serve as the scheduler of the job that the environment describes, until the job is over. Exits "
-        "with 0 when the job finished. Its state survives kill -9: start it again in the same way.",
+        description="Run the scheduler of the job that the environment variables describe, until the job is over. "
+        "Exits with 0 if the job finished. After kill -9, start it again in the same way; no state is lost.",
     ).parse_args(arguments)
     settings, warnings = config.read(role_required=False)
     if settings.role is Role.WORKER:
@@ -169,8 +169,8 @@ def _relay(arguments: Arguments) -> int:
 
     argparse.ArgumentParser(
         prog="samebits relay",
-        description="Carry the messages of this host's workers over one connection to the scheduler, until SIGTERM. "
-        "SCHED_HOST=relay:127.0.0.1:8119,<the scheduler's host> names both, here and in the workers.",
+        description="Pass the messages of this host's workers to the scheduler over one connection, until SIGTERM. "
+        "Here and in the workers, SCHED_HOST=relay:127.0.0.1:8119,<the scheduler's host> names both.",
     ).parse_args(arguments)
     settings, warnings = config.read(role_required=False)
     log.set_up("relay")
@@ -191,8 +191,8 @@ def _plain(arguments: Arguments) -> int:
 
     parser = argparse.ArgumentParser(
         prog="samebits plain",
-        description="Hold the seat of the worker that the environment describes, and run a script that is not ported; "
-        "`samebits run --plain` starts one for each worker.",
+        description="Run a script that does not call samebits, and hold the seat of its worker; `samebits run --plain` "
+        "starts one such process per worker.",
         usage="%(prog)s -- PROGRAM [arguments ...]",
     )
     if "--" not in arguments[:1]:
@@ -238,25 +238,27 @@ SUBCOMMANDS = (
     Subcommand("recover", "restart the missing processes of the job here, and follow it", _in("commands.recover")),
     Subcommand("scheduler", "serve as a job's scheduler", _scheduler),
     Subcommand(
-        "relay", "carry this host's workers' messages over one connection to the scheduler", _relay, is_shown=False
+        "relay", "pass this host's workers' messages to the scheduler over one connection", _relay, is_shown=False
     ),
     Subcommand("status", "show the job's state; --json for programs", _in("commands.status")),
     Subcommand(
-        "history", "show what happened, every recovery and where the time went; --html, --otel, --follow", _history
+        "history", "show what happened, each recovery, and where the time went; --html, --otel, --follow", _history
+    ),
+    Subcommand("dashboard", "serve a page that shows the job during and after its run", _in("dashboard.command")),
+    Subcommand(
+        "drill", "run a script with and without faults, and compare the final bits", _in("commands.drill.command")
     ),
     Subcommand(
-        "dashboard", "serve a page that shows the job, while it runs and after its end", _in("dashboard.command")
+        "cluster", "simulate several hosts on this machine; cut off, kill and heal them", _in("commands.cluster")
     ),
-    Subcommand("drill", "run a script with and without faults, and compare the bits", _in("commands.drill.command")),
-    Subcommand("cluster", "simulate hosts on this machine; cut them off, kill and heal them", _in("commands.cluster")),
     Subcommand("follow", "follow the job to its end; Ctrl-C ends the job", _in("commands.follow")),
     Subcommand("ps", "list the job's processes on this machine; --json for programs", _in("commands.ps")),
     Subcommand(
         "stack",
-        "show each local worker's line of the script, and its threads",
+        "show which line of the script each local worker executes, and its threads",
         _in("commands.stack"),
     ),
-    Subcommand("logs", "show the ends of the logs; -f follows, a RANK selects one worker", _in("commands.logs")),
+    Subcommand("logs", "show the last lines of the logs; -f follows them", _in("commands.logs")),
     Subcommand(
         "probe",
         "report whether a process of the job is alive or ready, for Kubernetes",
@@ -265,29 +267,29 @@ SUBCOMMANDS = (
     ),
     Subcommand(
         "keep",
-        "run a process in a container, and restart it as long as that can help",
+        "run a process in a container, and restart it while that can help",
         _in("commands.keep"),
         is_shown=False,
     ),
     Subcommand(
         "slurm",
-        "for scripts/slurm: print which process runs where in a Slurm allocation",
+        "for scripts/slurm: print the placement of processes in a Slurm allocation",
         _in("hosts.slurm"),
         is_shown=False,
     ),
-    Subcommand("stop", "end the job gracefully; it can be continued later", _in("commands.stop")),
+    Subcommand("stop", "stop the job; `recover` continues it", _in("commands.stop")),
+    Subcommand("drain", "make workers, or all workers of a host, leave at their next commit", _in("commands.drain")),
+    Subcommand("scale", "change the number of workers", _in("commands.scale")),
+    Subcommand("autoscale", "adapt the number of workers to the load", _in("commands.autoscale")),
     Subcommand(
-        "drain", "have workers, or all of a host, leave at their next commit, and wait for it", _in("commands.drain")
+        "clean", "free memory and folders that this folder's jobs left behind; asks first", _in("commands.clean")
     ),
-    Subcommand("scale", "change the number of workers; --add, --remove", _in("commands.scale")),
-    Subcommand("autoscale", "size the job by its load and by each worker's gain", _in("commands.autoscale")),
-    Subcommand("clean", "free memory and folders that this folder's jobs left, after asking", _in("commands.clean")),
-    Subcommand("ckpt", "list, verify, show or export checkpoints, also during training", _in("commands.ckpt.command")),
-    Subcommand("steps", "show the step logs, and where two of them differ", _in("commands.steps")),
-    Subcommand("plain", "hold a worker's seat for a script that is not ported", _plain, is_shown=False),
-    Subcommand("ranktable", "check, make and join Ascend's rank tables", _in("hosts.rank_table")),
-    Subcommand("explain", "print every variable, exit code and cause, and what each means", _in("commands.explain")),
-    Subcommand("doctor", "check what a job needs on this machine", _in("commands.doctor")),
+    Subcommand("ckpt", "list, verify, show or export checkpoints", _in("commands.ckpt.command")),
+    Subcommand("steps", "show step logs, and the first step at which two differ", _in("commands.steps")),
+    Subcommand("plain", "run a script that does not call samebits, as one worker", _plain, is_shown=False),
+    Subcommand("ranktable", "check, create and join Ascend's rank tables", _in("hosts.rank_table")),
+    Subcommand("explain", "print the meaning of variables, exit codes and causes", _in("commands.explain")),
+    Subcommand("doctor", "check this machine for what a job needs", _in("commands.doctor")),
 )
 
 RENAMED = {

@@ -143,7 +143,7 @@ def test_exactly_what_was_shown_is_removed(here: Path, memory: Path, capsys: pyt
     assert (here / "device" / "start.json").exists()
     assert [path.name for path in (memory / f"samebits-{os.geteuid()}").iterdir()] == [STRANGER]
     assert main(["clean", "--yes"]) == 0
-    assert "nothing is left of this folder's jobs" in capsys.readouterr().out
+    assert "there is nothing to free in this folder" in capsys.readouterr().out
 
 
 def test_nothing_is_removed_while_a_process_of_the_job_lives(

@@ -104,7 +104,7 @@ def test_missing_job_names_the_places_searched(here: Path) -> None:
 def test_invalid_file_is_an_error_with_a_fix(here: Path, content: str) -> None:
     (here / "device").mkdir()
     (here / "device" / "start.json").write_text(content)
-    with pytest.raises(StoreError, match=r"start\.json: does not describe how a job was started.*samebits run"):
+    with pytest.raises(StoreError, match=r"start\.json does not describe how a job was started.*samebits run"):
         read(here / "device")
 
 

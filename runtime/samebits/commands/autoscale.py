@@ -34,13 +34,13 @@ from samebits.store import private
 MAX_QUEUE_BYTES = 64
 _EPILOG = """\
 examples:
-  samebits autoscale --queue-per-worker 100                        by what waits: samebits.report(queue=…)
-  samebits autoscale --queue-file queue --queue-per-worker 100     the same, from a file with one number
-  samebits autoscale --cpu 0.8 --dry-run                           by CPU; only says what it would do
-  samebits autoscale --export hpa --least 2 --most 8 --cpu 0.8     a manifest for Kubernetes
+  samebits autoscale --queue-per-worker 100                        by the queue in samebits.report(queue=…)
+  samebits autoscale --queue-file queue --queue-per-worker 100     by the queue in a file with one number
+  samebits autoscale --cpu 0.8 --dry-run                           by CPU; only print the decisions
+  samebits autoscale --export hpa --least 2 --most 8 --cpu 0.8     write a manifest for Kubernetes
   samebits autoscale --export keda --least 2 --most 8 --queue-per-worker 100 --prometheus http://prometheus:9090
 
-Ends with 0 when the job has finished, or at Ctrl-C; the job continues.
+Exits with 0 when the job has finished, or at Ctrl-C, which does not stop the job.
 """
 
 
@@ -143,19 +143,21 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="samebits autoscale",
         description=textwrap.fill(
-            "Size the job of this folder: by the CPU or memory that its workers use, by a queue, or, without these, by "
-            "whether one worker more makes it faster. Workers are started on this machine, or on the hosts that are "
-            "discovered, and leave at a commit. Each decision is printed with its reason, and kept in the job's "
-            "history. In Kubernetes the cluster does it: --export prints what it needs."
+            "Adapt the number of workers of this folder's job to their CPU or memory use, to a queue, or, without "
+            "these options, to the speed that one more worker brings. Workers start on this machine or on discovered "
+            "hosts, and leave at a commit. Each decision is printed with its reason and kept in the job's history. "
+            "In Kubernetes the cluster does this; --export prints the manifest."
         ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--least", type=whole(), default=0, metavar="N", help="never fewer (default MIN_WORKER_NUM)")
-    parser.add_argument("--most", type=whole(), default=0, metavar="N", help="never more (default MAX_WORKER_NUM)")
+    parser.add_argument(
+        "--least", type=whole(), default=0, metavar="N", help="smallest number (default MIN_WORKER_NUM)"
+    )
+    parser.add_argument("--most", type=whole(), default=0, metavar="N", help="largest number (default MAX_WORKER_NUM)")
     parser.add_argument("--cpu", type=share, default=0.0, metavar="SHARE", help="target share of a core per worker")
     parser.add_argument(
-        "--memory", type=share, default=0.0, metavar="SHARE", help="target share of its host's or pod's memory"
+        "--memory", type=share, default=0.0, metavar="SHARE", help="target share of the host's or pod's memory"
     )
     parser.add_argument(
         "--queue-per-worker",
@@ -164,14 +166,14 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         metavar="X",
         help="target number of waiting items per worker, as reported by samebits.report(queue=…)",
     )
-    parser.add_argument("--queue-file", type=Path, help="a file with the number of waiting items, in place of a report")
+    parser.add_argument("--queue-file", type=Path, help="read the number of waiting items from this file")
     parser.add_argument(
         "--room",
         type=whole(),
         metavar="N",
-        help="room for this many workers (default: the slots of the discovered hosts, else the accelerators here)",
+        help="most workers that fit (default: the slots of the discovered hosts, else the accelerators here)",
     )
-    parser.add_argument("--every", type=interval, default=10.0, metavar="S", help="seconds between looks (default 10)")
+    parser.add_argument("--every", type=interval, default=10.0, metavar="S", help="seconds between checks (default 10)")
     parser.add_argument("--settle", type=seconds, default=30.0, metavar="S", help="seconds to wait after a change")
     parser.add_argument(
         "--shrink-after", type=seconds, default=300.0, metavar="S", help="seconds for which a smaller size must suffice"
@@ -181,20 +183,22 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         type=share,
         default=0.3,
         metavar="SHARE",
-        help="share of linear speed-up that a worker must bring, or it is released",
+        help="share of linear speed-up that a worker must bring; otherwise it is released",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
-    export = parser.add_argument_group("for Kubernetes to carry out", "prints a manifest; does not contact a job")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be done")
+    export = parser.add_argument_group("for Kubernetes", "print a manifest, without contacting a job")
     export.add_argument(
         "--export",
         choices=KINDS,
         default="",
-        help="HorizontalPodAutoscaler, KEDA's ScaledObject, or the rule by which Prometheus' adapter tells the HPA of "
+        help="HorizontalPodAutoscaler, KEDA's ScaledObject, or the rule with which Prometheus' adapter gives the HPA "
         "the queue",
     )
     export.add_argument("--target", type=_name, default="samebits-worker", metavar="NAME", help="the StatefulSet")
-    export.add_argument("--prometheus", default="", metavar="URL", help="keda: the server that knows the queue")
-    export.add_argument("--query", default="", metavar="PROMQL", help="keda: the queue, if not as reported")
+    export.add_argument("--prometheus", default="", metavar="URL", help="keda: the server that has the queue")
+    export.add_argument(
+        "--query", default="", metavar="PROMQL", help="keda: the query for the queue (default: the reported one)"
+    )
     options = parser.parse_args(arguments)
     if not options.export and options.queue_file and not options.queue_per_worker:
         raise UsageError("--queue-file needs a target. Fix: give --queue-per-worker as well")

@@ -49,11 +49,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     parser = argparse.ArgumentParser(
         prog="samebits clean",
-        description="Free what the jobs of this folder left once nothing of them runs: checkpoints in memory, and the "
-        "folders that were moved aside. It shows all of it with sizes, and asks.",
+        description="Free what this folder's jobs left behind: checkpoints in memory, and folders that were moved "
+        "aside. Shows everything with its size and asks first. Nothing is freed while a process of the jobs runs.",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only show it")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be freed")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     options = parser.parse_args(arguments)
     log_dir, kept = job_spec.read_here()
     settings = kept.settings()
@@ -96,7 +96,7 @@ def memory_line(job: str) -> str:
 def shown(left: Sequence[Left], settings: Settings) -> list[str]:
     """Return one line for each thing that may be removed, and what its removal means for the job."""
     if not left:
-        return ["samebits: nothing is left of this folder's jobs but what it needs"]
+        return ["samebits: there is nothing to free in this folder"]
     lines = [f"  {spoken_size(one.size_bytes):>10}  {one.path} ({one.what})" for one in left]
     view = _view_of(settings.recovery_path)
     if view is not None and not view.job_finished and any(one.job == view.job for one in left):

@@ -101,7 +101,7 @@ def _up(folder: Path, hosts: int) -> None:
         _say(f"{counted(hosts, 'host')} in network namespaces on this machine: {names}")
     _say(page)
     _say(f"each host works in its own folder in {folder}")
-    _say("run a command on a host with `samebits cluster exec 0 -- COMMAND`; end all with `samebits cluster down`")
+    _say("`samebits cluster exec 0 -- COMMAND` runs a command on host 0; `samebits cluster down` ends the cluster")
 
 
 def _free_port() -> int:

@@ -115,12 +115,12 @@ class DoctorFinding:
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; return 1 if anything is wrong."""
     parser = argparse.ArgumentParser(
-        prog="samebits doctor", description="Check what a job needs on this machine; changes nothing."
+        prog="samebits doctor", description="Check this machine for what a job needs. Changes nothing."
     )
     parser.add_argument(
         "--preflight",
         action="store_true",
-        help="compute, fill memory and write to the checkpoints' disk as well, as a worker does with PREFLIGHT=1",
+        help="also compute, fill memory and write to the checkpoints' disk, as a worker does with PREFLIGHT=1",
     )
     options = parser.parse_args(arguments)
     findings = [python(), torch(), *import_name(sys.path), *commands()]

@@ -28,11 +28,11 @@ ASK_AGAIN_S = 2.0
 _EPILOG = """\
 examples:
   samebits drain 3                  worker 3 leaves at its next commit
-  samebits drain node-b node-c      all workers of two hosts do; discovery does not use these hosts any more
-  samebits drain --undo node-b      it may be used again
+  samebits drain node-b node-c      all workers on two hosts leave, and discovery no longer uses these hosts
+  samebits drain --undo node-b      discovery may use the host again
 
-SIGTERM to a worker does the same for that one: what a cluster sends before it takes a machine away.
-Exits with 0 when they have left, with 80 if that is refused or takes longer than --timeout.
+A worker that receives SIGTERM leaves in the same way; clusters send it before they take a machine away.
+Exits with 0 when the workers have left, and with 80 if this is refused or takes longer than --timeout.
 """
 
 
@@ -41,16 +41,17 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="samebits drain",
         description=textwrap.fill(
-            "Have workers leave the job on purpose at their next commit, on whatever host they run, and wait until "
-            "they have: no step is lost, a spare takes over or a smaller world continues, and they are not restarted "
-            "here."
+            "Make workers on any host leave the job at their next commit, and wait until they have left. No step is "
+            "lost: a spare takes over, or a smaller world continues. The workers are not restarted."
         ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="+", metavar="NODE|HOST", help="a NODE_ID, or a host with all its workers")
-    parser.add_argument("--undo", action="store_true", help="these hosts may be used again, where they are discovered")
-    parser.add_argument("--anyway", action="store_true", help="even if fewer than MIN_WORKER_NUM would be left")
+    parser.add_argument(
+        "names", nargs="+", metavar="NODE|HOST", help="the NODE_ID of a worker, or a host with all its workers"
+    )
+    parser.add_argument("--undo", action="store_true", help="let discovery use these hosts again")
+    parser.add_argument("--anyway", action="store_true", help="even if fewer than MIN_WORKER_NUM workers would remain")
     parser.add_argument("--timeout", type=interval, default=600.0, metavar="S", help="seconds to wait (default 600)")
     options = parser.parse_args(arguments)
     log_dir, kept = job_spec.read_here()

@@ -256,15 +256,15 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     parser = argparse.ArgumentParser(
         prog="samebits explain",
-        description="Print every environment variable of a job, what each exit code means, or which causes are "
-        "distinguished and how the job reacts to each; your own causes (CAUSE_TABLE) come first. A number explains one "
-        "exit code.",
+        description="Print every environment variable of a job, the meaning of each exit code, or the causes of "
+        "failures and the job's reaction to each, beginning with your own causes (CAUSE_TABLE). A number explains "
+        "one exit code.",
     )
     parser.add_argument("topic", metavar="|".join((*_TOPICS, "CODE")))
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="a list of JSON objects, for programs")
-    form.add_argument("--markdown", action="store_true", help="as the page in docs/ shows it")
-    form.add_argument("--zh", action="store_true", help="as the page in docs/ shows it in Chinese")
+    form.add_argument("--json", action="store_true", help="print a list of JSON objects")
+    form.add_argument("--markdown", action="store_true", help="print the table of the page in docs/")
+    form.add_argument("--zh", action="store_true", help="print the table of the Chinese page in docs/")
     options = parser.parse_args(arguments)
     if options.topic == "variables":
         _variables(options)

@@ -18,10 +18,10 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     parser = argparse.ArgumentParser(
         prog="samebits follow",
-        description="Follow the job that was started in this folder to its end: exits with 0 only when it finished. "
-        "Ctrl-C ends the whole job, on a terminal after a question; kill -9 of this command does not.",
+        description="Follow the job that was started in this folder to its end. Exits with 0 only if the job finished. "
+        "Ctrl-C ends the whole job, on a terminal only after a second Ctrl-C; kill -9 of this command does not.",
     )
-    parser.add_argument("--json", action="store_true", help="a JSON object a line instead of text")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line instead of text")
     options = parser.parse_args(arguments)
     settings = job_spec.settings_here()
     job_spec.require_job(settings)

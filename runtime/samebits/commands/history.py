@@ -20,17 +20,19 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="samebits history",
         allow_abbrev=False,  # --html and --otel in full choose another command before this one parses
-        description="Show what happened to the job of this folder, or whose RECOVERY_PATH the environment names: every "
+        description="Show what happened to this folder's job, or to the job whose RECOVERY_PATH is set: every "
         "decision of its scheduler, every recovery and what it cost, and where the time went.",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object: account, recoveries and events")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object with the account of time, recoveries and events"
+    )
     parser.add_argument(
         "--follow",
         action="store_true",
         help="keep printing new events until the job is finished; with --json, one object per line",
     )
-    parser.add_argument("--html", metavar="FILE", nargs="?", help="write all that is known into one HTML file instead")
-    parser.add_argument("--otel", action="store_true", help="send it as OpenTelemetry spans instead")
+    parser.add_argument("--html", metavar="FILE", nargs="?", help="write everything to one HTML file instead")
+    parser.add_argument("--otel", action="store_true", help="send the history as OpenTelemetry spans instead")
     parser.add_argument("--last", type=whole(), default=200, metavar="N", help="show the last N events (default 200)")
     options = parser.parse_args(arguments)
     settings = job_spec.settings_here(only_looks=True)

@@ -41,15 +41,15 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="samebits keep",
         usage="%(prog)s [--stay] command ...",
-        description="For containers: run a process of a job, forward SIGTERM and SIGINT to the process, and restart it "
-        "as long as its exit status shows that a restart can help (samebits explain exit-codes), within the limits of "
+        description="For containers: run a process of a job, forward SIGTERM and SIGINT to it, and restart it as "
+        "long as its exit status shows that a restart can help (samebits explain exit-codes), within the limits of "
         "RECOVER_STRATEGY. Each attempt is printed here and recorded in the job's history.",
     )
     parser.add_argument(
         "--stay",
         action="store_true",
-        help="do not end where starting again cannot help, but say so and wait to be ended: for an engine that would "
-        "start the container again whatever its status is",
+        help="if a restart cannot help, log that and wait for SIGTERM instead of exiting: for engines that restart a "
+        "container after any exit status",
     )
     parser.add_argument("--torchrun", action="store_true", help=argparse.SUPPRESS)  # samebits.init() starts it
     parser.add_argument("command", nargs=argparse.REMAINDER)

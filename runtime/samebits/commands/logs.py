@@ -26,11 +26,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run ``logs``."""
     parser = argparse.ArgumentParser(
         prog="samebits logs",
-        description="Show the end of the logs of the job in this folder: all of them, or of one worker.",
+        description="Show the last lines of the logs of this folder's job, or of one worker's log.",
     )
     parser.add_argument("worker", nargs="?", metavar="RANK", help="a worker's NODE_ID, or `scheduler`")
-    parser.add_argument("-f", "--follow", action="store_true", help="stay and show what is written")
-    parser.add_argument("-n", "--lines", type=whole(), default=LAST_LINES, help=f"lines of each (default {LAST_LINES})")
+    parser.add_argument("-f", "--follow", action="store_true", help="keep running, and show new lines")
+    parser.add_argument("-n", "--lines", type=whole(), default=LAST_LINES, help=f"lines per log (default {LAST_LINES})")
     options = parser.parse_args(arguments)
     settings = job_spec.settings_here(only_looks=True)
     nodes = job_spec.nodes_of(settings.log_dir, settings)

@@ -54,12 +54,12 @@ def main(arguments: Sequence[str]) -> int:
     """Run ``history --otel``."""
     parser = argparse.ArgumentParser(
         prog="samebits history --otel",
-        description="Send what happened to the job of this folder as OpenTelemetry spans (OTLP over HTTP; "
-        "OTEL_EXPORTER_OTLP_ENDPOINT says where, by default http://localhost:4318).",
+        description="Send the history of this folder's job as OpenTelemetry spans (OTLP over HTTP) to "
+        "OTEL_EXPORTER_OTLP_ENDPOINT, by default http://localhost:4318.",
     )
     parser.add_argument("--otel", action="store_true", help="send spans: what this command does")
     parser.add_argument("--follow", action="store_true", help="keep running until the job is finished")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a span instead; needs no library")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per span instead; needs no library")
     options = parser.parse_args(arguments)
     recovery_path = job_spec.settings_here(only_looks=True).recovery_path
     required_events(recovery_path)

@@ -22,9 +22,9 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="samebits probe",
-        description="Say whether the process that writes PROBE_FILE is alive (it runs, was heard in the last "
-        f"{probe_note.SILENT_S:g} s, or has ended by itself), or ready (it has its seat; a scheduler: it serves). "
-        "Exits with 0 for yes and 1 for no. Asks only that process.",
+        description="Report whether the process that writes PROBE_FILE is alive (it runs and wrote in the last "
+        f"{probe_note.SILENT_S:g} s, or has ended by itself) or ready (a worker has its seat; a scheduler serves). "
+        "Exits with 0 for yes and 1 for no. Does not contact any other process.",
     )
     parser.add_argument("question", choices=sorted(_QUESTIONS))
     options = parser.parse_args(arguments)

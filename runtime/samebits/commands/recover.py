@@ -53,17 +53,17 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     parser = argparse.ArgumentParser(
         prog="samebits recover",
-        description="Bring back whatever is dead of the job that was started in this folder, and only that; then "
+        description="Restart the dead processes of the job that was started in this folder, and only those; then "
         "follow it to its end. scripts/recover.sh calls it.",
     )
     parser.add_argument("--moved", action="store_true", help="this folder was moved: continue its job here")
     parser.add_argument(
         "--from-checkpoints",
         action="store_true",
-        help="the journal is lost, and every process with it: begin a new one, from the newest point that all ranks "
-        "hold on disk",
+        help="if the journal and all processes are lost: begin a new journal at the newest step that all ranks have "
+        "on disk",
     )
-    parser.add_argument("--detach", action="store_true", help="exit once the processes are started, without following")
+    parser.add_argument("--detach", action="store_true", help="exit as soon as the processes have started")
     options = parser.parse_args(arguments)
     hear_signals()
     keep_going_without_output()
@@ -82,7 +82,7 @@ def go_on(log_dir: Path, kept: JobSpec, *, detach: bool = False) -> int:
         result = _bring_back(log_dir, job_spec.read(log_dir) or kept, detach=detach)
         if result is None or not result.call_again:
             return 0 if result is None else result.verdict.exit_code
-        print("samebits: the scheduler gave the job up while its workers were starting: once more", flush=True)
+        print("samebits: the scheduler gave up while the workers were starting; starting them again", flush=True)
 
 
 def _moved_in() -> tuple[Path, JobSpec]:
@@ -299,7 +299,7 @@ def look(settings: Settings) -> Remains:
     own = own_job(settings)
     if told is not None and own not in ("", told.job):
         where = told.address or f"SCHED_PORT={settings.sched_port}"
-        _say(f"on {where} the scheduler of {told} answers, but this folder belongs to {stored or f'job {own}'}")
+        _say(f"the scheduler at {where} serves {told}, but this folder belongs to {stored or f'job {own}'}")
         told = None
     if told is not None and stored is not None and told.term < stored.term:
         _say(f"the scheduler that answers has term {told.term}, but term {stored.term} has begun: it was replaced")

@@ -35,25 +35,25 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="samebits scale",
         description=textwrap.fill(
-            "Bring the job to so many workers: start more on this machine, or have those of this machine that came "
-            "last leave at their next commit. Where hosts are discovered, the command that follows the job does so."
+            "Change the number of workers: start more on this machine, or make the newest workers on this machine "
+            "leave at their next commit. If hosts are discovered, the command that follows the job does this."
         ),
         epilog="examples:\n"
-        "  samebits scale 6             six workers, from MIN_WORKER_NUM to MAX_WORKER_NUM\n"
+        "  samebits scale 6             train with six workers (MIN_WORKER_NUM to MAX_WORKER_NUM)\n"
         "  samebits scale 6 --dry-run   only print which workers would start or leave\n"
         "  samebits scale --add 2       start two more on this machine\n"
-        "  samebits scale --remove 5 6  have workers 5 and 6 of this machine leave for good\n\n"
-        "Exits with 0 as soon as it is under way; `samebits status` shows the workers, `samebits history` the reasons.",
+        "  samebits scale --remove 5 6  make workers 5 and 6 on this machine leave for good\n\n"
+        "Exits with 0 as soon as the change is under way. `samebits status` shows the workers, `samebits history` why.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("size", type=whole(1), nargs="?", metavar="N", help="the wanted number of workers")
+    what.add_argument("size", type=whole(1), nargs="?", metavar="N", help="number of workers to have")
     what.add_argument("--add", type=whole(1), nargs="?", const=1, metavar="N", help="start this many more here (1)")
-    what.add_argument("--remove", nargs="+", metavar="NODE", help="have these workers or spares leave for good")
-    parser.add_argument("--dry-run", action="store_true", help="with N: print what would be done, and do nothing")
+    what.add_argument("--remove", nargs="+", metavar="NODE", help="make these workers or spares leave for good")
+    parser.add_argument("--dry-run", action="store_true", help="with N: only print what would be done")
     options = parser.parse_args(arguments)
     if options.dry_run and options.size is None:
-        parser.error("--dry-run goes with a number of workers, as in `samebits scale 6 --dry-run`")
+        parser.error("--dry-run needs a number of workers, as in `samebits scale 6 --dry-run`")
     log_dir, kept = job_spec.read_here()
     if options.size is None:
         require_no_driver(kept, "--remove" if options.remove else "--add")

@@ -125,14 +125,14 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     parser = argparse.ArgumentParser(
         prog="samebits stack",
-        description="Show where the workers on this machine are: the script's line, then every thread.",
+        description="Show which line of the script each worker on this machine executes, and its threads.",
     )
-    parser.add_argument("rank", nargs="?", type=whole(), metavar="RANK", help="of one worker; else all of them")
+    parser.add_argument("rank", nargs="?", type=whole(), metavar="RANK", help="show only this worker")
     parser.add_argument(
         "--fr",
         type=Path,
         metavar="FOLDER",
-        help="instead, write each worker's last collectives there, for `torchfrtrace FOLDER` (torch's flight recorder)",
+        help="instead, write each worker's last collectives to FOLDER, for torch's `torchfrtrace FOLDER`",
     )
     options = parser.parse_args(arguments)
     view = status.find(job_spec.settings_here())

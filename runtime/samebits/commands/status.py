@@ -34,10 +34,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     parser = argparse.ArgumentParser(
         prog="samebits status",
-        description="Show the job that was started in this folder, or whose SCHED_HOST and SCHED_PORT the environment "
-        "names.",
+        description="Show the job that was started in this folder, or the one at SCHED_HOST and SCHED_PORT.",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args(arguments)
     settings = job_spec.settings_here()
     view = status.looked_at(find(settings))

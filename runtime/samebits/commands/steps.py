@@ -82,14 +82,14 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     parser = argparse.ArgumentParser(
         prog="samebits steps",
-        description="Show the step logs that CheckpointConfig(step_log=True) writes: of one rank where FOLDER is a "
-        "rank's checkpoint folder, of all ranks where it is the job's. Status 1 where two of them differ.",
+        description="Show the step logs that CheckpointConfig(step_log=True) writes. FOLDER is one rank's checkpoint "
+        "folder, or a job's, which holds all ranks'. Exits with 1 if two logs differ.",
     )
     parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="default: this job's CHECKPOINT_PATH")
     parser.add_argument("--from", dest="first", type=step_number, default=0, metavar="N", help="the first step")
     parser.add_argument("--to", dest="last", type=step_number, metavar="N", help="the last step")
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="another rank's folder to compare with")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args(arguments)
     folder = options.folder or _folder_here()
     logs, empty = _read(folder, options.first, options.last)

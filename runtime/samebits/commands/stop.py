@@ -50,8 +50,8 @@ def main(arguments: Sequence[str]) -> int:
         nargs="?",
         const=DRAIN_S,
         metavar="S",
-        help="let all workers train to the same commit first, so that no step is repeated when the job resumes; if "
-        f"they have not stopped there after S seconds (default {DRAIN_S:g}), the job ends as without this option",
+        help="first let all workers train to the same commit, so that no step is repeated when the job resumes; "
+        f"after S seconds (default {DRAIN_S:g}), the job ends as without this option",
     )
     options = parser.parse_args(arguments)
     settings = job_spec.settings_here()
@@ -150,7 +150,7 @@ def _stop_elsewhere(settings: Settings, view: JobView) -> int:
             )
         time.sleep(_LOOK_S)
     print(
-        f"samebits: {view} was stopped; `samebits recover` in its folder, or its engine, continues from there",
+        f"samebits: {view} was stopped; `samebits recover` in its folder, or a restart by its cluster, continues it",
         flush=True,
     )
     return 0

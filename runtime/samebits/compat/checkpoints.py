@@ -208,7 +208,7 @@ class CheckpointRecovery:
                 OptimizerHandler(optimizer).load(values["optimizer"])
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(
-                f"{found.path}: was not saved from this model and optimizer ({error}). Fix: build them as they were "
+                f"{found.path} was not saved from this model and optimizer ({error}). Fix: build them as they were "
                 "when it was saved"
             ) from None
         return found.point.step

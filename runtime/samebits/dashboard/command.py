@@ -44,9 +44,9 @@ def main(arguments: Sequence[str]) -> int:
         description="Serve a page that shows this folder's job while it runs and after its end. The page is read-only "
         "unless DASHBOARD=actions. Ctrl-C stops the page, not the job.",
     )
-    parser.add_argument("--port", type=port, default=PORT, help=f"where to listen; 0 takes a free one (default {PORT})")
+    parser.add_argument("--port", type=port, default=PORT, help=f"port to listen on (default {PORT}); 0: any free port")
     parser.add_argument(
-        "--host", default=loopback(), help="the address to listen on; beyond loopback the job needs a CLUSTER_SECRET"
+        "--host", default=loopback(), help="address to listen on; any but loopback requires a CLUSTER_SECRET"
     )
     parser.add_argument(
         "--linger",

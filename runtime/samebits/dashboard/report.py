@@ -34,11 +34,16 @@ def main(arguments: Sequence[str]) -> int:
     """Run ``history --html``."""
     parser = argparse.ArgumentParser(
         prog="samebits history --html",
-        description="Write all that is known of this folder's job, running or not, into one self-contained HTML file: "
+        description="Write everything known about this folder's job, running or not, to one self-contained HTML file: "
         "history, recoveries, plots, where the time went, and the ends of the logs.",
     )
     parser.add_argument(
-        "--html", nargs="?", const=FILE, default=FILE, metavar="FILE", help=f"the file to write, or replace ({FILE})"
+        "--html",
+        nargs="?",
+        const=FILE,
+        default=FILE,
+        metavar="FILE",
+        help=f"the file to write or replace (default {FILE})",
     )
     parser.add_argument("--json", action="store_true", help="print the same data as one JSON object instead")
     options = parser.parse_args(arguments)
@@ -52,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         durable.require_replaceable(path)
         durable.replace_note(path, html_of_folder(settings).encode())
     except StoreError as error:
-        raise UsageError(f"{path}: cannot be written ({error}). Fix: name another file") from None
+        raise UsageError(f"{path} cannot be written ({error}). Fix: name another file") from None
     print(f"samebits: {path} ({path.stat().st_size // 1024} kB)")
     return 0
 

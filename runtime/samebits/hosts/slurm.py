@@ -207,10 +207,12 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand: print name, host, node id and local rank of each process."""
     parser = argparse.ArgumentParser(
         prog="samebits slurm",
-        description="For scripts/slurm/samebits.sbatch: print which process of the job runs on which host of this "
-        "Slurm allocation, a line each: name, host, NODE_ID and local rank.",
+        description="For scripts/slurm/samebits.sbatch: print one line per process of the job in this Slurm "
+        "allocation, with its name, host, NODE_ID and local rank.",
     )
-    parser.add_argument("--spare-hosts", type=whole(), default=0, metavar="N", help="hosts, the last, that hold spares")
+    parser.add_argument(
+        "--spare-hosts", type=whole(), default=0, metavar="N", help="number of hosts, the last ones, that hold spares"
+    )
     options = parser.parse_args(arguments)
     for one in plan(config.whole_environment(), options.spare_hosts):
         print(one.name, one.host, one.node_id, one.local_rank)

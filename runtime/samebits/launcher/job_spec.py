@@ -282,7 +282,7 @@ def read(log_dir: Path) -> JobSpec | None:
         words = (str(content[key]) for key in ("folder", "interpreter", "script"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
-            f"{path}: does not describe how a job was started ({type(error).__name__}: {error}). Fix: move it away, "
+            f"{path} does not describe how a job was started ({type(error).__name__}: {error}). Fix: move it away, "
             "then start "
             f"the job again with `{spelled('run')}` and its script"
         ) from None

@@ -333,7 +333,7 @@ def cannot_listen(address: str, port: int, number: int | None, reason: str | Non
         )
     if number == errno.EADDRNOTAVAIL:
         return ListenError(
-            f"{found}: that is not an address of this machine. Fix: set SCHED_BIND to the local address to listen on"
+            f"{found}: it is not an address of this machine. Fix: set SCHED_BIND to the local address to listen on"
         )
     return ListenError(f"{found}. Fix: set SCHED_BIND to the local address to listen on, or SCHED_PORT to another port")
 

@@ -60,7 +60,7 @@ def claim_folder(directory: Path, job: str, job_name: str, *, sync: bool = True)
     owner = read_owner(directory)
     if owner is None or owner.job != claimant.job:
         raise ForeignFolderError(
-            f"{directory}: belongs to {owner or 'no job'}, but this is {claimant}. Fix: "
+            f"{directory} belongs to {owner or 'no job'}, but this is {claimant}. Fix: "
             f"`{spelled('run', '--fresh')}` moves that folder aside and starts a new job, or choose another folder"
         )
     if sync and not made:
@@ -108,7 +108,7 @@ def owner_in(data: bytes, where: str, fix: str) -> FolderOwner | None:
     try:
         return decode_owner(data)
     except ValueError as error:
-        raise StoreError(f"{where}: names no job as the folder's owner: {error}. Fix: {fix}") from None
+        raise StoreError(f"{where} names no job as the folder's owner: {error}. Fix: {fix}") from None
 
 
 def encode_owner(owner: FolderOwner) -> bytes:

@@ -128,6 +128,6 @@ def _open(path: Path, flags: int) -> int | None:
 def _require_own(path: Path, found: os.stat_result, fix: str) -> None:
     if found.st_uid != os.geteuid():
         raise StoreError(
-            f"{path}: belongs to {user(found.st_uid)}, and this is {user(os.geteuid())}; other users' files are not "
+            f"{path} belongs to {user(found.st_uid)}, and this is {user(os.geteuid())}; other users' files are not "
             f"trusted. Fix: {fix}"
         )

@@ -129,7 +129,7 @@ class StepLogWriter:
         for one in segments:
             if one.header is not None and one.header.job != header.job:
                 raise ForeignFolderError(
-                    f"{one.path}: was written by job {one.header.job}, but this is job {header.job}. Fix: "
+                    f"{one.path} was written by job {one.header.job}, but this is job {header.job}. Fix: "
                     f"`{spelled('run', '--fresh')}` moves the checkpoint folder aside, or move that file away"
                 )
         writer._take_up(segments)
@@ -264,7 +264,7 @@ def _decode(path: Path, data: bytes, slot: str) -> Segment:
         contents = journal_format.decode_file(data)
         payloads, end, torn = contents.payloads, contents.end, contents.torn
     except JournalFormatError as error:
-        problem = f"{path}: was changed after it was written (byte {error.offset}: {error.found})"
+        problem = f"{path} was changed after it was written (byte {error.offset}: {error.found})"
         payloads, end = _before(data, error.offset), error.offset
     try:
         header = step_record.unpack_header(payloads[0]) if payloads else None
@@ -273,7 +273,7 @@ def _decode(path: Path, data: bytes, slot: str) -> Segment:
         return Segment(path, None, [], end, None, f"{path}: {error}; it is ignored")
     if header is not None and str(header.slot) != slot:
         return Segment(
-            path, header, [], end, None, f"{path}: is the log of slot {header.slot}, not of {slot}; it is ignored"
+            path, header, [], end, None, f"{path} is the log of slot {header.slot}, not of {slot}; it is ignored"
         )
     if problem is not None:
         problem += f"; the {len(entries)} entries before that are used"

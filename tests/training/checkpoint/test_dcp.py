@@ -173,7 +173,7 @@ def test_code_in_the_index_is_not_run(tmp_path: Path) -> None:
     folder = tmp_path / "hostile"
     folder.mkdir()
     (folder / ".metadata").write_bytes(pickle.dumps(Code(tmp_path / "ran")))
-    with pytest.raises(CheckpointError, match=r"\.metadata: is not an index .*: it names posix\.mkdir"):
+    with pytest.raises(CheckpointError, match=r"\.metadata is not an index .*: it names posix\.mkdir"):
         read_dcp(folder)
     assert not (tmp_path / "ran").exists()
 
@@ -205,7 +205,7 @@ def test_truncated_file_is_reported(tmp_path: Path) -> None:
     dcp.save({"model": torch.ones(200)}, checkpoint_id=tmp_path / "cut", no_dist=True)
     (file,) = (tmp_path / "cut").glob("*.distcp")
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match="cut: cannot be read"):
+    with pytest.raises(CheckpointError, match="cut cannot be read"):
         read_dcp(tmp_path / "cut")
 
 
@@ -213,7 +213,7 @@ def test_nothing_is_overwritten_and_no_partial_export_stays(tmp_path: Path, caps
     save(tmp_path / "ckpt", small_state().contents())
     (tmp_path / "out").write_text("mine")
     assert export(tmp_path) != 0
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert (tmp_path / "out").read_text() == "mine"
     save(tmp_path / "ckpt2", {"shared": {"steps": 1, "values": {"a": b""}}, "own": {}})
     words = ["--format", "dcp", "--folder", str(tmp_path / "ckpt2")]
@@ -223,7 +223,7 @@ def test_nothing_is_overwritten_and_no_partial_export_stays(tmp_path: Path, caps
 
 def test_state_of_another_program_is_reported(tmp_path: Path) -> None:
     dcp.save({"model": {"first.weight": torch.ones(4, 4)}}, checkpoint_id=tmp_path / "theirs", no_dist=True)
-    with pytest.raises(CheckpointError, match=r"theirs: holds another program's state: .*last\.bias"):
+    with pytest.raises(CheckpointError, match=r"theirs holds another program's state: .*last\.bias"):
         elastic.load_dcp(small_state(), tmp_path / "theirs", names=["model"])
 
 

@@ -14,16 +14,16 @@ from samebits.commands.ckpt.addressing import Folder
 from samebits.errors import UsageError
 from samebits.launcher import job_spec
 
-POINT_HELP = "SLOT/STEP, as `ls` shows them, or a point's directory"
+POINT_HELP = "SLOT/STEP, as `ls` prints it, or a point's directory"
 EPILOG = """\
-A POINT is written SLOT/STEP, as `ls` shows them, or as a point's directory anywhere.
+A POINT is SLOT/STEP, as `ls` prints it, or the path of a point's directory.
 
-  samebits ckpt ls [--json]                    every rank's points, and whether they are whole
-  samebits ckpt verify [POINT…]                read every byte of them, or of all; 74 if any is damaged
-  samebits ckpt show POINT [--json]            its tensors and values
-  samebits ckpt export POINT FILE [--force]    its tensors as a plain safetensors file; FILE.pt: for torch.load
-  samebits ckpt export POINT DIR --format dcp  a directory for torch.distributed.checkpoint.load, of all ranks' points
-  samebits ckpt … --folder FOLDER              not the checkpoints of the job that was started here
+  samebits ckpt ls [--json]                    list every rank's points, and whether they are complete
+  samebits ckpt verify [POINT…]                read every byte of these or all points; exit with 74 if any is damaged
+  samebits ckpt show POINT [--json]            show its tensors and values
+  samebits ckpt export POINT FILE [--force]    write its tensors as safetensors, or FILE.pt for torch.load
+  samebits ckpt export POINT DIR --format dcp  write all ranks' points for torch.distributed.checkpoint.load
+  samebits ckpt … --folder FOLDER              read this folder, not that of the job started here
 """
 
 
@@ -52,35 +52,39 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="samebits ckpt",
-        description="Look at checkpoints. Works while the job trains; changes nothing in the checkpoint folder.",
+        description="Inspect checkpoints, also while the job trains. Changes nothing in the checkpoint folder.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     words = parser.add_subparsers(dest="word", required=True, metavar="ls|verify|show|export")
-    ls = _add(words, "ls", "List every rank's points. `whole` goes by manifests and sizes; verify reads every byte.")
-    ls.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    verify = _add(words, "verify", "Compare every byte with what was saved. Exits with 0 only if all points are whole.")
-    verify.add_argument("points", nargs="*", metavar="POINT", help=f"{POINT_HELP}; all of them where none is given")
-    show = _add(words, "show", "Show what a point holds: whose it is, its tensors, and its other values.")
+    ls = _add(
+        words, "ls", "List every rank's points. `whole` is judged by manifests and sizes; `verify` reads every byte."
+    )
+    ls.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    verify = _add(words, "verify", "Compare every byte with what was saved. Exit with 0 only if all points are intact.")
+    verify.add_argument("points", nargs="*", metavar="POINT", help=f"{POINT_HELP}; default: all points")
+    show = _add(words, "show", "Show a point's job and rank, its tensors, and its other values.")
     show.add_argument("point", metavar="POINT", help=POINT_HELP)
-    show.add_argument("--json", action="store_true", help="one JSON object, values in full")
-    export = _add(words, "export", "Write a point for other programs, verified on the way, whole or not at all.")
+    show.add_argument("--json", action="store_true", help="print one JSON object, with values in full")
+    export = _add(words, "export", "Verify a point and write it in a format for other programs.")
     export.add_argument("point", metavar="POINT", help=POINT_HELP)
-    export.add_argument("file", metavar="FILE", type=Path, help="what to write; a name that ends in .pt is torch's")
+    export.add_argument(
+        "file", metavar="FILE", type=Path, help="the file to write; a name that ends in .pt selects torch's format"
+    )
     export.add_argument(
         "--format",
         choices=exporting.FORMATS,
         help="safetensors: the tensors by name. torch: the state as nested dictionaries, for torch.load(weights_only="
-        "True). dcp: a new directory FILE that torch.distributed.checkpoint.load reads in a world of any size, of a "
-        "sharded state from all ranks' points of that step. By default safetensors or torch, as FILE is called",
+        "True). dcp: a new directory FILE that torch.distributed.checkpoint.load reads at any world size; a sharded "
+        "state is read from all ranks' points of that step. Default: torch if FILE ends in .pt, else safetensors",
     )
-    export.add_argument("--force", action="store_true", help="replace FILE where it exists")
+    export.add_argument("--force", action="store_true", help="replace FILE if it exists")
     return parser
 
 
 def _add(words: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str) -> argparse.ArgumentParser:
     word = words.add_parser(name, help=text.partition(".")[0], description=text)
     word.add_argument(
-        "--folder", help="the job's checkpoint folder (default: CHECKPOINT_PATH of the job that was started here)"
+        "--folder", help="a job's checkpoint folder (default: CHECKPOINT_PATH of the job that was started here)"
     )
     return word

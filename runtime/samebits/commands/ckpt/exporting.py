@@ -104,13 +104,13 @@ def _require_place(folder: Folder, found: FoundPoint, path: Path, *, force: bool
     for ours in (folder.path, found.path):
         if place.is_relative_to(ours):
             raise UsageError(
-                f"{path}: is inside the checkpoint folder {ours}, which only the job may write. Fix: choose a path "
+                f"{path} is inside the checkpoint folder {ours}, which only the job may write. Fix: choose a path "
                 "outside it"
             )
     if path.is_dir():
-        raise UsageError(f"{path}: is a folder. Fix: give the name of a new file")
+        raise UsageError(f"{path} is a folder. Fix: give the name of a new file")
     if path.exists() and not force:
-        raise UsageError(f"{path}: exists already. Fix: choose another name, or pass --force")
+        raise UsageError(f"{path} already exists. Fix: choose another name, or pass --force")
 
 
 def _slot(found: FoundPoint) -> int:

@@ -85,20 +85,20 @@ def _parsed(words: Sequence[str], script: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="samebits drill",
         usage="%(prog)s [options] -- SCRIPT [ARGUMENTS ...]",
-        description="Run the script undisturbed, then the same under faults, and compare the weights in their "
-        "checkpoints bit by bit. Signals go to the drill's own processes alone.",
+        description="Run the script undisturbed and then with faults, and compare the weights in both jobs' "
+        "checkpoints bit by bit. Only processes that the drill has started are signalled.",
         epilog="faults: " + "; ".join(f"{fault}: {fault.text}" for fault in DrillFault),
     )
     parser.add_argument(
-        "--faults", default="kill,scheduler", help="the faults, separated by commas (default %(default)s)"
+        "--faults", default="kill,scheduler", help="kinds of faults, separated by commas (default %(default)s)"
     )
-    parser.add_argument("--kills", type=whole(1, 10_000), default=5, help="how many faults (default %(default)s)")
-    parser.add_argument("--seed", type=whole(), default=1, help="decides the faults' order, steps and targets")
+    parser.add_argument("--kills", type=whole(1, 10_000), default=5, help="number of faults (default %(default)s)")
+    parser.add_argument("--seed", type=whole(), default=1, help="determines the order, steps and targets of the faults")
     parser.add_argument("-n", "--workers", type=whole(1), default=2, help="workers (default %(default)s)")
     parser.add_argument("--spares", type=whole(), default=1, help="spares (default %(default)s)")
-    parser.add_argument("--folder", default="drill", help="a new folder for both jobs and the report")
+    parser.add_argument("--folder", default="drill", help="new folder for both jobs and the report")
     parser.add_argument("--dry-run", action="store_true", help="print what would be done")
-    parser.add_argument("--json", action="store_true", help="the report as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     options = parser.parse_args(words)
     if not script:
         parser.error("no script was given: expected `-- SCRIPT [ARGUMENTS ...]`")

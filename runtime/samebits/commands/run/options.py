@@ -31,13 +31,12 @@ _EPILOG = """\
 examples:
   samebits run -n 4 train.py --epochs 3        four workers and a scheduler on this machine
   samebits run -n 4 --spares 1 train.py        a warm spare takes a lost worker's place at once
-  samebits run -m package.train                as python -m package.train
-  samebits run --dry-run -n 4 train.py         says what would start where, and starts nothing
-  samebits run --nnodes 2 --node-rank 0 --sched-host 192.0.2.2 -n 8 train.py     on each host, with its own rank
+  samebits run -m package.train                like python -m package.train
+  samebits run --dry-run -n 4 train.py         print what would start, and where, without starting it
+  samebits run --nnodes 2 --node-rank 0 --sched-host 192.0.2.2 -n 8 train.py     type on each host, with its own rank
   samebits run --host-discovery-script ./hosts.sh --launch 'ssh {host} {command}' --nnodes 1:8 -n 4 train.py
 
-Whatever has no option is a variable of the environment (samebits explain variables). Every variable PET_<OPTION> that
-torchrun reads is read as well.
+All other settings are environment variables (samebits explain variables). torchrun's PET_<OPTION> variables work too.
 """
 
 
@@ -78,8 +77,9 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 
     parser = _Parser(
         prog="samebits run",
-        description="Check that a job may start in this folder, move a finished job's folders aside, start its workers "
-        "and its scheduler on this machine, and follow it to its end. Exits with 0 only when it finished.",
+        description="Start a job's workers and its scheduler on this machine, and follow the job to its end. A "
+        "finished job's folders are moved aside first; an unfinished job is not touched. Exits with 0 only if the "
+        "job finished.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s [options] script.py [arguments ...]",
@@ -87,56 +87,67 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     what = parser.add_argument_group("what runs")
     what.add_argument("script", help="the training script (a module with -m, a program with --no-python)")
-    what.add_argument("args", nargs=argparse.REMAINDER, help="its own words; nothing after the script is read here")
     what.add_argument(
-        *("-m", "--module"), action="store_true", default=_is_on(pet("MODULE")), help="run as python -m SCRIPT"
+        "args", nargs=argparse.REMAINDER, help="arguments of the script; options of this command go before the script"
+    )
+    what.add_argument(
+        *("-m", "--module"),
+        action="store_true",
+        default=_is_on(pet("MODULE")),
+        help="run the script as python -m SCRIPT",
     )
     what.add_argument(
         *("--no-python", "--no_python"),
         action="store_true",
         default=_is_on(pet("NO_PYTHON")),
-        help="run SCRIPT itself, which is any program that starts the training",
+        help="run SCRIPT directly, without Python; it may be any program that starts the training",
     )
     what.add_argument(
         "--plain",
         action="store_true",
-        help="the script is not ported: run it as torchrun would, and restart it on every seat after a loss (PLAIN)",
+        help="the script does not call samebits: run it as torchrun would, and restart all workers after a loss "
+        "(PLAIN)",
     )
     what.add_argument(
         "--check",
         action="store_true",
-        help="train nothing: run the script in folders of its own, take some of its steps twice, the second time as "
-        "after a loss, and compare; exits with 0 if they are equal (docs/explanation/same-bits.md)",
+        help="do not train: run the script in a separate folder, repeat some of its steps as if after a loss, and "
+        "compare the results; exits with 0 if they are equal (docs/explanation/same-bits.md)",
     )
     where = parser.add_argument_group("how many, and where")
     where.add_argument(
         "--on",
         choices=("ray",),
-        help="ray: start each host's share on a host of a Ray cluster, in a folder that all see (docs/how-to/ray.md)",
+        help="ray: start the job on the hosts of a Ray cluster, in a folder that all of them share "
+        "(docs/how-to/ray.md)",
     )
     where.add_argument(
         *("-n", "--nproc-per-node", "--nproc_per_node"),
         dest="workers",
         metavar="N",
         default=pet("NPROC_PER_NODE"),
-        help="workers of a host: a number, auto (accelerators, else cores), gpu or cpu; "
-        f"default WORKER_NUM, else the accelerators there are, else {DEFAULT_WORKERS}",
+        help="workers per host: a number, auto (one per accelerator, or per core if there is none), gpu or cpu; "
+        f"default: WORKER_NUM, else the number of accelerators, else {DEFAULT_WORKERS}",
     )
     where.add_argument(
         "--spares",
         type=_count,
         metavar="N",
-        help="spares of the whole job (SPARE_NUM); by default one on a host without accelerators, if memory allows",
+        help="spares for the whole job (SPARE_NUM); default: one on a host without accelerators, if memory allows",
     )
     where.add_argument(
-        "--nnodes", type=_hosts, metavar="[MIN:]MAX", default=pet("NNODES"), help="hosts (1); with MIN: the fewest"
+        "--nnodes",
+        type=_hosts,
+        metavar="[MIN:]MAX",
+        default=pet("NNODES"),
+        help="number of hosts (default 1), or a range",
     )
     where.add_argument(
         *("--node-rank", "--node_rank"),
         type=_count,
         metavar="R",
         default=pet("NODE_RANK"),
-        help="index of this host (0); host 0 has the scheduler",
+        help="index of this host (default 0); the scheduler runs on host 0",
     )
     where.add_argument(
         *("--sched-host", "--master-addr", "--master_addr"),
@@ -150,101 +161,115 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         dest="sched_port",
         metavar="PORT",
         default=pet("MASTER_PORT"),
-        help="its port (SCHED_PORT)",
+        help="port of the scheduler (SCHED_PORT)",
     )
     found = parser.add_argument_group("hosts that come and go (docs/how-to/elastic-and-autoscale.md)")
     found.add_argument(
         *("--host-discovery-script", "--host_discovery_script"),
         metavar="COMMAND",
-        help="prints the hosts there are, host or host:slots a line; asked every second (HOST_DISCOVERY_SCRIPT). -n is "
-        "the slots of a host without a number, --nnodes bounds the workers: MIN and MAX times -n",
+        help="command that prints the available hosts, one host or host:slots per line; run every second "
+        "(HOST_DISCOVERY_SCRIPT). -n is the number of slots of a host printed without one, and --nnodes MIN:MAX limits "
+        "the workers to MIN × -n to MAX × -n",
     )
     found.add_argument(
         "--launch",
         metavar="COMMAND",
-        help="starts a worker on another host: {host}, {node} and {command}, a line for the shell there, are filled "
-        "in, as in 'ssh -o BatchMode=yes {host} {command}' or 'srun -w {host} sh -c {command}' (HOST_LAUNCH)",
+        help="command that starts a worker on another host, with {host}, {node} and {command} (a shell command line) "
+        "filled in: 'ssh -o BatchMode=yes {host} {command}' or 'srun -w {host} sh -c {command}' (HOST_LAUNCH)",
     )
     found.add_argument(
         *("--host-rest", "--host_rest"),
         metavar="FIRST:MOST",
-        help="seconds that a host is left alone after it failed, doubled each time (HOST_REST, default 10:600)",
+        help="seconds for which a failed host gets no workers, doubled after each failure (HOST_REST, default 10:600)",
     )
     where.add_argument(
         *("--rdzv-endpoint", "--rdzv_endpoint"),
         metavar="HOST[:PORT]",
         default=pet("RDZV_ENDPOINT"),
-        help="as torchrun writes --sched-host and --sched-port in one",
+        help="torchrun's form of --sched-host and --sched-port",
     )
     where.add_argument(
         *("--rdzv-id", "--rdzv_id"),
         metavar="ID",
         default=pet("RDZV_ID"),
-        help="the name by which workers know their job (JOB_NAME)",
+        help="name of the job (JOB_NAME)",
     )
     horovods = parser.add_argument_group(
-        "horovodrun's options, also before `python train.py` (docs/how-to/migrate-horovod.md)"
+        "horovodrun's options, which may precede `python train.py` (docs/how-to/migrate-horovod.md)"
     )
     horovods.add_argument(
-        *("-np", "--num-proc"), dest="processes", type=_count, metavar="N", help="workers of the job, on all hosts"
+        *("-np", "--num-proc"),
+        dest="processes",
+        type=_count,
+        metavar="N",
+        help="number of workers on all hosts together",
     )
     horovods.add_argument(
-        *("--min-np", "--min-num-proc"), type=_count, metavar="N", help="the fewest (-np); MIN_WORKER_NUM"
+        *("--min-np", "--min-num-proc"),
+        type=_count,
+        metavar="N",
+        help="smallest number of workers (default -np; MIN_WORKER_NUM)",
     )
     horovods.add_argument(
-        *("--max-np", "--max-num-proc"), type=_count, metavar="N", help="the most (-np); MAX_WORKER_NUM"
+        *("--max-np", "--max-num-proc"),
+        type=_count,
+        metavar="N",
+        help="largest number of workers (default -np; MAX_WORKER_NUM)",
     )
     # Options of torchrun and, for the last one, torch_npu_run, which have no effect here.
     for name in ("rdzv-backend", "rdzv-conf", "start-method", "role", "enable-tiered-parallel-tcpstore"):
         names = dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}"))
         where.add_argument(*names, metavar="X", help=argparse.SUPPRESS)
-    ends = parser.add_argument_group("deaths and ends")
+    ends = parser.add_argument_group("restarting and stopping")
     ends.add_argument(
         *("--max-restarts", "--max_restarts"),
         type=_count,
         metavar="N",
         default=pet("MAX_RESTARTS"),
-        help=f"how often in one window a dead process is started again (MAX_RESTARTS, default {SUPERVISED_RESTARTS}); "
-        "0: never",
+        help=f"restarts of dead processes within one time window (MAX_RESTARTS, default {SUPERVISED_RESTARTS}); 0: "
+        "none",
     )
     ends.add_argument(
         *("--monitor-interval", "--monitor_interval"),
         type=seconds,
         metavar="S",
-        help="accepted from torchrun's command lines and not needed: the death of a process is an event here",
+        help="accepted for torchrun's command lines; has no effect, because a process's death is reported at once",
     )
     ends.add_argument(
         *("--shutdown-timeout", "--shutdown_timeout"),
         type=seconds,
         metavar="S",
         default=pet("SHUTDOWN_TIMEOUT"),
-        help="seconds from the request to end to SIGKILL (SHUTDOWN_TIMEOUT)",
+        help="seconds between the request to stop and SIGKILL (SHUTDOWN_TIMEOUT)",
     )
     ends.add_argument(
         *("--signals-to-handle", "--signals_to_handle"),
         type=_signals,
         metavar="NAMES",
         default=pet("SIGNALS_TO_HANDLE", ""),
-        help="besides SIGINT and SIGTERM: signals of this command that end the job, as in SIGHUP,SIGQUIT",
+        help="signals to this command that end the job, besides SIGINT and SIGTERM: for example SIGHUP,SIGQUIT",
     )
     ends.add_argument(
         "--die-with-me",
         action="store_true",
-        help="end all that was started here at once when this command dies, even by kill -9 (DIE_WITH_ME); else the "
-        "job continues, and `samebits recover` in this folder adopts it",
+        help="if this command dies, even by kill -9, kill all processes that it started (DIE_WITH_ME); by default "
+        "the job continues, and `samebits recover` in this folder adopts it",
     )
-    ends.add_argument("--fresh", action="store_true", help="move an unfinished job's folders aside as well")
-    ends.add_argument("--detach", action="store_true", help="exit once the job is started, and leave it running")
-    shown = parser.add_argument_group("what is shown")
+    ends.add_argument("--fresh", action="store_true", help="start over: move an unfinished job's folders aside, too")
+    ends.add_argument("--detach", action="store_true", help="exit as soon as the job has started, and leave it running")
+    shown = parser.add_argument_group("output")
     shown.add_argument(
-        *("--log-dir", "--log_dir"), metavar="DIR", default=pet("LOG_DIR"), help="logs and pid files (LOG_DIR)"
+        *("--log-dir", "--log_dir"),
+        metavar="DIR",
+        default=pet("LOG_DIR"),
+        help="folder for logs and pid files (LOG_DIR)",
     )
     shown.add_argument(
         *("-t", "--tee"),
         type=_streams,
         metavar="SPEC",
         default=pet("TEE", "0"),
-        help="show the workers' lines here as well: 3 for all workers, 0:3,2:3 for some, by local rank",
+        help="also show workers' output here: 3 for all workers, or 0:3,2:3 for some local ranks",
     )
     shown.add_argument(
         *("-r", "--redirects"),
@@ -258,10 +283,10 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         type=_ranks,
         metavar="RANKS",
         default=pet("LOCAL_RANKS_FILTER", ""),
-        help="with -t, show only these workers, as in 0,1",
+        help="with -t, show only these local ranks, for example 0,1",
     )
-    shown.add_argument("--json", action="store_true", help="a JSON object a line instead of text")
-    shown.add_argument("--dry-run", action="store_true", help="say what would start where, and start nothing")
+    shown.add_argument("--json", action="store_true", help="print one JSON object per line instead of text")
+    shown.add_argument("--dry-run", action="store_true", help="print what would start, and where, without starting it")
     parser.add_argument("--standalone", action="store_true", help=argparse.SUPPRESS)  # the default here
     return parser
 

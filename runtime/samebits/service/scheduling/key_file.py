@@ -91,7 +91,7 @@ class KeyFile:
             self.close()
             raise JournalDamagedError(
                 f"{path / JOURNAL_FILE}: a record is unknown to this version ({error}). Fix: run the version that "
-                "wrote it, or move the folder away: the keys then start empty"
+                "wrote it, or move the folder away to start without keys"
             ) from None
 
     def append(self, records: Sequence[KeyRecord], core: SchedulerCore) -> bool:

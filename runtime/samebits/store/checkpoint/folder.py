@@ -168,7 +168,7 @@ class FoundPoint:
     def require_manifest(self) -> Manifest:
         """Return the manifest; raise :class:`CheckpointError` with the problem if there is none."""
         if self.manifest is None:
-            raise CheckpointError(self.problem or f"{self.path}: cannot be used")
+            raise CheckpointError(self.problem or f"{self.path} cannot be used")
         return self.manifest
 
 

@@ -113,7 +113,7 @@ class BufferGoneError(StoreError):
 
     def __init__(self, path: Path) -> None:
         super().__init__(
-            f"{path}: was removed while in use (see what empties {path.parents[2]}; systemd-logind does at a "
+            f"{path} was removed while in use (see what empties {path.parents[2]}; systemd-logind does at a "
             "user's last logout, unless RemoveIPC=no)"
         )
 
@@ -257,7 +257,7 @@ def open_slot(directory: int, path: Path, flags: int) -> int | None:
         found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
         os.close(descriptor)
-        raise StoreError(f"{path}: is not a plain file of this user alone. Fix: remove it")
+        raise StoreError(f"{path} is not a plain file of this user alone. Fix: remove it")
     return descriptor
 
 

@@ -408,7 +408,7 @@ def _lock(base: Path, path: Path) -> int:
         if os.fstat(descriptor).st_nlink > 0:
             return descriptor
         os.close(descriptor)
-    raise StoreError(f"{path}: is removed each time it is created. Fix: find out what else writes below {base}")
+    raise StoreError(f"{path} is removed each time it is created. Fix: find out what else writes below {base}")
 
 
 @contextlib.contextmanager

@@ -142,13 +142,13 @@ class ObjectStore:
             try:
                 if self._scheme not in _BUCKET_SCHEMES and max(ends) > self._files.info(path)["size"]:
                     # Some libraries abort the process if a range is beyond the end, instead of raising.
-                    raise CheckpointError(f"{self.where(name)}: cannot be read completely: it ends before {max(ends)}")
+                    raise CheckpointError(f"{self.where(name)} cannot be read completely: it ends before {max(ends)}")
                 return _content(self._files, path, ranges)
             except OSError as error:
                 if not isinstance(error, FileNotFoundError) and error.errno != errno.EINVAL:  # a range beyond its end
                     raise
                 self._require_bucket()
-                raise CheckpointError(f"{self.where(name)}: cannot be read completely: {self._clean(error)}") from None
+                raise CheckpointError(f"{self.where(name)} cannot be read completely: {self._clean(error)}") from None
 
         return self._trying(name, f"reading bytes {ranges[0][0]} to {ends[-1]}", call)
 
@@ -375,7 +375,7 @@ def _s3_entries(files: Any, path: str) -> list[dict[str, Any]]:
 
     found = sync(files.loop, files._lsdir, path, refresh=True, max_items=_MOST_ENTRIES, timeout=_LISTING_S)
     if len(found) >= _MOST_ENTRIES:
-        raise StoreError(f"s3://{path}: holds {len(found)} objects or more, which no job saves; {_S3_MEND}")
+        raise StoreError(f"s3://{path} holds {len(found)} objects or more, which no job saves; {_S3_MEND}")
     return list(found)
 
 

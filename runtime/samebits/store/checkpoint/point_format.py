@@ -251,7 +251,7 @@ def decode_header(text: bytes, file_bytes: int) -> list[TensorEntry]:
     for entry in sorted(entries, key=lambda entry: (entry.start, entry.end)):
         if entry.start != offset or entry.end - entry.start != nbytes_of(entry.name, entry.dtype, entry.shape):
             raise CheckpointError(
-                f"tensor {entry.name!r}: is at {entry.start} to {entry.end}; expected {entry.dtype} of shape "
+                f"tensor {entry.name!r} is at {entry.start} to {entry.end}; expected {entry.dtype} of shape "
                 f"{entry.shape} from {offset}"
             )
         offset = entry.end

@@ -268,7 +268,7 @@ def _fill(descriptor: int, pieces: list[memoryview], offset: int, found: FoundPo
     while rest:
         count = os.preadv(descriptor, rest[: -_MOST_PIECES - 1 : -1], offset)
         if count == 0:
-            raise CheckpointError(f"{found.data_file}: ends at byte {offset} while it is read; {_MEND}")
+            raise CheckpointError(f"{found.data_file} ends at byte {offset} while it is read; {_MEND}")
         offset += count
         while count:
             piece = rest.pop()

@@ -273,7 +273,7 @@ class RemotePointStore:
         if owner is not None and owner.job == self._owner.job:
             return
         raise ForeignFolderError(
-            f"{self}: belongs to {owner or 'no job'}, but this is {self._owner}. Fix: choose another CHECKPOINT_PATH, "
+            f"{self} belongs to {owner or 'no job'}, but this is {self._owner}. Fix: choose another CHECKPOINT_PATH, "
             "or "
             "delete that folder if it is not needed"
         )
@@ -386,7 +386,7 @@ class RemotePointStore:
         found = self._store.read_ranges(name, ranges)
         for (start, end), data in zip(ranges, found, strict=True):
             if len(data) != end - start:
-                raise CheckpointError(f"{self._store.where(name)}: ends at byte {start + len(data)} while it is read")
+                raise CheckpointError(f"{self._store.where(name)} ends at byte {start + len(data)} while it is read")
         return found
 
 
@@ -469,7 +469,7 @@ class RemotePoint:
     def require_manifest(self) -> Manifest:
         """Return the manifest; raise :class:`CheckpointError` with the problem if there is none."""
         if self.manifest is None:
-            raise CheckpointError(self.problem or f"{self.where}: cannot be used")
+            raise CheckpointError(self.problem or f"{self.where} cannot be used")
         return self.manifest
 
 

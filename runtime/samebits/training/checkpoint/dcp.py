@@ -70,7 +70,7 @@ def export_dcp(points: Sequence[Checkpoint], path: Path) -> None:
     }
     require_readable(content, "state")
     if os.path.lexists(path):
-        raise StoreError(f"{path}: exists already. Fix: give the directory another name")
+        raise StoreError(f"{path} already exists. Fix: give the directory another name")
     with durable.disk_errors(path, "making the directory"):
         beside = durable.make_new_directory_beside(path)
     try:
@@ -117,14 +117,14 @@ def load_into(state: ObjectState, path: Path, names: Sequence[str] | None = None
     missing = [name for name in wanted if name not in found]
     if missing:
         raise CheckpointError(
-            f"{path}: holds {sorted(found)} and lacks {', '.join(missing)}. Fix: name what to load from it, as in "
+            f"{path} holds {sorted(found)} and lacks {', '.join(missing)}. Fix: name what to load from it, as in "
             f"load_dcp(state, path, names={sorted(found.keys() & state.handlers.keys())})"
         )
     before = rng.capture()
     try:
         state.load_values({name: _shaped_as(state.handlers[name].contents(), found[name]) for name in wanted}, {})
     except (KeyError, RuntimeError, TypeError, ValueError) as error:  # what load_state_dict raises
-        raise CheckpointError(f"{path}: holds another program's state: {' '.join(str(error).split())}") from error
+        raise CheckpointError(f"{path} holds another program's state: {' '.join(str(error).split())}") from error
     rng.restore(before)
     whence = f", step {origin.get('step')} of job {origin.get('job')}" if isinstance(origin, dict) else ""
     log.say(f"begins with {', '.join(wanted)} from {path}{whence}")
@@ -150,7 +150,7 @@ def read_dcp(path: Path) -> dict[str, Any]:
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except Exception as error:  # a damaged file may raise anything
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
     places = found.planner_data or {}
     nested: dict[Any, Any] = {}
     for name, value in flat.items():

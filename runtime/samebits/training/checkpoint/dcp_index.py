@@ -48,9 +48,9 @@ class SafeReader(dcp.FileSystemReader):
         try:
             found = _IndexUnpickler(io.BytesIO(content)).load()
         except Exception as error:  # a damaged pickle may raise anything
-            raise CheckpointError(f"{path}: is not an index of torch.distributed.checkpoint: {error}") from error
+            raise CheckpointError(f"{path} is not an index of torch.distributed.checkpoint: {error}") from error
         if not isinstance(found, index.Metadata) or not isinstance(found.storage_data, dict):
-            raise CheckpointError(f"{path}: is not an index of torch.distributed.checkpoint: a {type(found).__name__}")
+            raise CheckpointError(f"{path} is not an index of torch.distributed.checkpoint: a {type(found).__name__}")
         return found
 
 

@@ -83,7 +83,7 @@ def values_of(header: PointHeader, contents: Any) -> dict[str, Any]:
         return {name: _nearest(value) for name, value in contents["shared"]["values"].items()}
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(
-            f"{header.point}: does not hold a state saved by samebits.elastic; export its tensors as safetensors"
+            f"{header.point} does not hold a state saved by samebits.elastic; export its tensors as safetensors"
         ) from None
 
 

@@ -112,7 +112,7 @@ class PageWriter:
         with opened_room(base, self.path.parent, make=True) as room, durable.disk_errors(self.path, "making the page"):
             if room is None:
                 raise StoreError(
-                    f"{self.path.parent}: was removed while it was created. Fix: find out what empties {base}"
+                    f"{self.path.parent} was removed while it was being created. Fix: find out what empties {base}"
                 )
             temporary = f"{PAGE}.new"
             with contextlib.suppress(FileNotFoundError):

@@ -176,9 +176,9 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
     _captured[ddp] = (ddp.reducer, got)
     if layout is not None and got != layout:
         raise LayoutError(
-            f"the gradient buckets of {type(ddp.module).__name__} cannot be laid out as at the restore point: "
-            f"{_difference(layout, got)}. Fix: run the same script with the same bucket_cap_mb on every rank, or start "
-            "over "
+            f"the gradient buckets of {type(ddp.module).__name__} cannot be laid out as they were at the restore "
+            f"point: {_difference(layout, got)}. Fix: run the same script with the same bucket_cap_mb on every rank, "
+            "or start over "
             f"with `{spelled('run', '--fresh')}`"
         )
 

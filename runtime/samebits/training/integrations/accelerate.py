@@ -87,9 +87,9 @@ class Accelerator(accelerate.Accelerator):
         samplers = [one.elastic_sampler for one in self._dataloaders if isinstance(one, TrainingLoader)]
         if not samplers:
             raise UsageError(
-                "Accelerator.elastic_state(): no loader with a position that can be saved was prepared. Fix: prepare a "
-                "DataLoader with shuffle=True or with sampler=samebits.ElasticSampler(data, shuffle=False), or create "
-                "the state yourself with samebits.elastic.TorchState"
+                "Accelerator.elastic_state(): none of the prepared loaders has a position that can be saved. Fix: "
+                "prepare a DataLoader with shuffle=True or with sampler=samebits.ElasticSampler(data, "
+                "shuffle=False), or create the state yourself with samebits.elastic.TorchState"
             )
         found = {
             **numbered("model", self._models),

@@ -77,9 +77,9 @@ class Fabric(lightning.fabric.Fabric):
         """
         if not self._training_loaders:
             raise UsageError(
-                "Fabric.elastic_state(): no loader with a position that can be saved was set up. Fix: set up a "
-                "DataLoader with shuffle=True or with sampler=samebits.ElasticSampler(data, shuffle=False), or create "
-                "the state yourself with samebits.elastic.TorchState"
+                "Fabric.elastic_state(): none of the loaders that were set up has a position that can be saved. Fix: "
+                "set up a DataLoader with shuffle=True or with sampler=samebits.ElasticSampler(data, shuffle=False), "
+                "or create the state yourself with samebits.elastic.TorchState"
             )
         samplers = numbered("sampler", [one.elastic_sampler for one in self._training_loaders])
         return FollowingState(self._follow, **samplers, **attributes)

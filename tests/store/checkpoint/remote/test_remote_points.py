@@ -130,7 +130,7 @@ def test_one_of_two_simultaneous_claims_wins(folder: Folder) -> None:
 
 def test_unreadable_owner_is_reported(folder: Folder) -> None:
     folder.put("0/owner.json", b"[]")
-    with pytest.raises(StoreError, match=r"owner\.json: names no job as the folder's owner"):
+    with pytest.raises(StoreError, match=r"owner\.json names no job as the folder's owner"):
         save(folder.place(), 1)
 
 
