@@ -70,7 +70,7 @@ def too_small(state_bytes: int, free: Mapping[str, int]) -> list[str]:
     """Return what has too little space for a state of that size, and how much it needs.
 
     Args:
-        state_bytes: of the largest state.
+        state_bytes: the size of the largest state.
         free: free bytes of ``disk``, ``memory`` and ``/dev/shm``.
     """
     states = {"disk": DISK_STATES, "memory": MEMORY_STATES, "/dev/shm": SHARED_MEMORY_STATES}

@@ -65,7 +65,7 @@ class Scene:
     Args:
         stage: where it runs.
         world_size: number of simulated workers, victims included.
-        variables: of the job, beyond the benchmark's own.
+        variables: the job's variables, besides the benchmark's own.
     """
 
     def __init__(self, stage: Stage, world_size: int, **variables: str) -> None:

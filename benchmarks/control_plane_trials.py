@@ -171,7 +171,7 @@ def formed(workers: int, clients: int, relays: int = 0, *, is_bare: bool = False
 
     Args:
         relays: among which the crowd is dealt out; 0: every worker connects to the scheduler.
-        variables: of the job.
+        variables: the job's variables.
     """
     with Stage() as stage:
         scene = Scene(stage, workers, **variables)

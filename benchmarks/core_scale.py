@@ -62,7 +62,7 @@ class Crowd:
     """A core and the messages of its workers.
 
     Args:
-        workers: of a full world.
+        workers: the number of workers in a full world.
         policy: changes to a job's settings.
     """
 

@@ -119,7 +119,7 @@ class Ran:
     Attributes:
         corrupted: draw → whether it changed any bit.
         hashes: window → the last hash of each worker.
-        log: of its scheduler.
+        log: its scheduler's log.
         has_ended: whether all workers trained to the end.
     """
 
@@ -153,7 +153,7 @@ def run(seed: int, first: int, count: int, progress: Progress, *, steps: int = 0
     """Run one job from draw ``first`` on until it ends.
 
     Args:
-        seed: of the draws.
+        seed: the seed of the draws.
         first: the first draw.
         count: number of draws; 0: nothing is overwritten.
         progress: told of hashes.

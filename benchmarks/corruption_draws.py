@@ -89,7 +89,7 @@ class Draw:
     """One corruption.
 
     Attributes:
-        number: of the draw; the same seed and number give the same draw.
+        number: the draw's number; the same seed and number give the same draw.
         window: the window of steps in which it occurs, from 1; window 0 is the undisturbed reference.
         victim: the rank whose value is overwritten (all ranks' for ``Place.SUM``).
         step: the step in which the value is overwritten, or after whose commit if the value is at rest.
@@ -133,7 +133,7 @@ def corrupt(memory: npt.NDArray[np.uint8], item_bytes: int, columns: int, kind: 
     Args:
         memory: the bytes of the whole matrix, row by row.
         item_bytes: 4 for float32, 2 for bfloat16.
-        columns: of the matrix; at least 16, as the rows.
+        columns: the matrix's columns; at least 16, as for the rows.
         kind: how.
         rng: chooses position and bits.
     """

@@ -89,7 +89,7 @@ class Channel:
     """The reading end; events are kept in the order in which they arrived.
 
     Args:
-        path: of the FIFO, created here.
+        path: where the FIFO is created.
         watch: called at every read while waiting; raises to stop the wait.
 
     Attributes:

@@ -65,7 +65,7 @@ def start(command: Sequence[str], ends_by: signal.Signals = signal.SIGKILL, **op
     Args:
         command: what to run.
         ends_by: what the kernel sends it if this process is killed: SIGTERM if it has to end processes of its own.
-        options: of ``subprocess.Popen``.
+        options: options for ``subprocess.Popen``.
     """
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -131,7 +131,7 @@ class Stage:
         """Start a process with one thread per operator, this repository on its path, and its output in ``<name>.log``.
 
         Args:
-            name: of its log and its events.
+            name: the name of its log and its events.
             command: what to run.
             variables: added to the environment, from which settings of a job are removed.
             gated: whether its standard input is a pipe to write to.
@@ -226,7 +226,7 @@ class Job:
 
     Args:
         stage: where it runs.
-        module: of the workers, in ``benchmarks.workers``.
+        module: the workers' module in ``benchmarks.workers``.
         world_size: number of workers.
         variables: added to the environment of all.
     """

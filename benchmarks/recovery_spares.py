@@ -297,7 +297,7 @@ def undisturbed(world_size: int, last_step: int, *, plain: bool = False, **varia
     """Return the hash of the weights after that step of a run without losses: ours, or stock DDP's.
 
     Args:
-        world_size, last_step: of the run.
+        world_size, last_step: the run's world size and last step.
         plain: whether it is stock DDP's.
         variables: added for all processes.
     """

@@ -46,7 +46,7 @@ class Workload:
     Attributes:
         name: as the worker knows it.
         orders: how often one block goes through all orders.
-        suffix: of its figures' names.
+        suffix: the end of its figures' names.
         state_bytes: weights and the optimizer's moments, of one rank.
     """
 

@@ -75,7 +75,7 @@ def take_turns(
         turns: where the windows are added.
         starts: how each contestant is started.
         workload: what they train.
-        steps: of a window; two such windows come before the first that counts.
+        steps: the steps in a window; two such windows precede the first that counts.
         orders: the sequence of contestants in each round.
         say: called at each round.
     """

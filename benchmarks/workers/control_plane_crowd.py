@@ -96,7 +96,7 @@ class Crowd:
 
     Args:
         plan: its description.
-        settings: of the job.
+        settings: the job's settings.
         notebook: where "admitted", "opened", "formed", "resumed" and others are recorded, when all have reached that
             point.
     """

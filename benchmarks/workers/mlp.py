@@ -28,7 +28,7 @@ class Mlp:
     Args:
         wrap: makes the model a distributed one; torch's DDP needs torch's default process group.
         dropout: the share of hidden values that a step leaves out.
-        width: of the hidden layer.
+        width: the hidden layer's width.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class Pace:
     """The number of the last allowed step; :data:`ENDLESSLY` at the start.
 
     Args:
-        path: of the file, which is created if missing.
+        path: the file, which is created if missing.
     """
 
     def __init__(self, path: Path) -> None:

@@ -437,7 +437,7 @@ def require_secret(bind_addresses: Iterable[str], settings: Settings) -> None:
 
     Args:
         bind_addresses: resolved, without port.
-        settings: of this process.
+        settings: this process's settings.
 
     Raises:
         SettingsError: naming the addresses and the settings that allow them.

@@ -49,7 +49,7 @@ def dist(
         env: variables of the processes, as in CLUSTER_SECRET_FILE=/run/secrets/cluster,RECOVERY_PATH=/shared/recovery
         max_retries: how often the scheduler may start a node again
         max_restarts: how often torchrun may restart a node's workers
-        port: of the scheduler on node 0
+        port: the scheduler's port on node 0
         mounts: mounts, as in dist.torchrun
         tee: streams that are copied to the console: 0 none, 1 stdout, 2 stderr, 3 both
     """

@@ -117,7 +117,7 @@ class Life:
     """How one victim lives.
 
     Attributes:
-        elements: of its largest tensor.
+        elements: the number of elements of its largest tensor.
         is_async: whether a writer process writes.
         is_heard: whether its scheduler is there; without it nothing may be deleted.
         buddy: where its copies go; empty: nowhere.

@@ -32,7 +32,7 @@ class Here:
         kind: ``cuda``, ``npu``, or the simulated one's name.
         card: its name according to the driver.
         driver: its version.
-        environment: of a process that is to train on it.
+        environment: the environment of a process that is to train on it.
         has: further abilities: ``graphs``, ``inductor``, ``pinning`` of host memory, ``sharing`` by several ranks.
     """
 

@@ -32,8 +32,8 @@ class Ran:
     """The result of one job.
 
     Attributes:
-        sha256: of its weights.
-        held_bytes: of the device's memory, by node, when its state was built, by torch's count.
+        sha256: the hash of its weights.
+        held_bytes: the device memory held when its state was built, by node, as torch counts it.
     """
 
     sha256: str

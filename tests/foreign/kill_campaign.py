@@ -71,7 +71,7 @@ def run(options: argparse.Namespace, made: Callable[[Path, WarmStarter], Campaig
     """Run a campaign to its end; return the status of the process.
 
     Args:
-        options: of a parser from :func:`parser_of`.
+        options: the options that :func:`parser_of`'s parser returned.
         made: returns the campaign, given the folder for its jobs.
         starter: starts the processes; closed at the end.
     """

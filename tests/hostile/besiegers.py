@@ -62,7 +62,7 @@ class Target:
         port: the scheduler's.
         others: ports that the job's other processes listen on.
         job, settings: what a worker of it sends.
-        pids: of living processes, the job's and others', with their start times.
+        pids: the pids of living processes, the job's and others', with their start times.
         turns_a_second: the maximum rate of each kind; those not named run as fast as they can.
     """
 

@@ -91,12 +91,12 @@ def run(
     """Run one job through a storm.
 
     Args:
-        mode: of ``MODES``.
+        mode: one of ``MODES``.
         seconds: duration of the storm, and of the floor.
         folder: empty.
         say: receives progress.
         calm_s: undisturbed time before each round.
-        rounds: of calm, floor and storm; each has its part of ``seconds``.
+        rounds: the rounds of calm, floor and storm; each has its part of ``seconds``.
 
     Raises:
         AssertionError: the job was affected.

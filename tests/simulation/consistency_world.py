@@ -120,7 +120,7 @@ class ConsistencyWorld:
     Args:
         seed: determines the order of events.
         plan: what happens.
-        core_type: of the scheduler.
+        core_type: the class of the scheduler's core.
     """
 
     def __init__(self, seed: int, plan: Plan, core_type: type[SchedulerCore] = SchedulerCore) -> None:

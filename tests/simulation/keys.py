@@ -34,7 +34,7 @@ class Keys:
     """The keys of one run.
 
     Attributes:
-        history: of the current job, by key.
+        history: the current job's history, by key.
     """
 
     def __init__(self, world: World) -> None:

@@ -62,7 +62,7 @@ class Cycles:
     """A job with gates and a spare.
 
     Args:
-        job: of the probe, with :func:`disturbed` and :data:`SETTINGS`, not yet started.
+        job: a job of the probe, with :func:`disturbed` and :data:`SETTINGS`, not yet started.
         seed: determines the times of the kills.
     """
 

@@ -18,7 +18,7 @@ def goes_on_after_all_was_lost(
     bits.
 
     Args:
-        job: of two workers, gated, not started yet.
+        job: a gated job of two workers, not started yet.
         points_of: the steps of a slot's complete points in the store, in order.
         undisturbed: as the fixture.
     """

@@ -195,7 +195,7 @@ class WarmStarter:
 
     Args:
         modules: what it imports; by default torch and everything else that a worker loads.
-        environment: of that process; a child gets another one, except for ``READ_AT_START``.
+        environment: that process's environment; a child gets another one, except for ``READ_AT_START``.
     """
 
     def __init__(self, modules: Sequence[str] = TRAINING, environment: Mapping[str, str] | None = None) -> None:

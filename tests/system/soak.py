@@ -57,7 +57,7 @@ class Soak:
     """One job and its faults.
 
     Args:
-        job: of the probe, with :func:`disturbed` and :func:`settings_of` the seed, not yet started.
+        job: a job of the probe, with :func:`disturbed` and :func:`settings_of` the seed, not yet started.
         calm_steps: as there.
         chaos_s: bounds on how long it is disturbed.
     """

@@ -191,7 +191,7 @@ class _WriterAhead:
 
     Args:
         link: to the process that was forked ahead; the next ``Popen`` makes it become the command.
-        pid: of that process.
+        pid: that process's pid.
     """
 
     DEVNULL = subprocess.DEVNULL

@@ -48,8 +48,8 @@ class Row:
         version: as requested.
         torch: the installed one's own version.
         reason: why it could not be installed or imported; empty if it could.
-        sha256: of each finished job, by name.
-        problems: of each unfinished job.
+        sha256: the hash of each finished job's weights, by name.
+        problems: the problems of each unfinished job.
     """
 
     version: str

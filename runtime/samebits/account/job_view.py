@@ -36,7 +36,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         slot: None for a spare, and for a node whose slot was given away.
-        started_at: of the process, as :class:`ProcessIdentity` counts it.
+        started_at: when the process started, as in :class:`ProcessIdentity`.
         figures: what the worker measures, by name.
         is_joining: no generation includes it yet.
     """
@@ -108,7 +108,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         source: JOURNAL or SCHEDULER.
         restore_step: the step at which this generation began.
-        committed_step: of the newest point on every member's disk.
+        committed_step: the step of the newest point on every member's disk.
         world_size: the present size; in an elastic world it may differ from ``wanted_size`` (WORKER_NUM).
         joining: how many workers no generation includes yet.
         ready: how many workers have entered the open round; None without an open round, and from a journal.

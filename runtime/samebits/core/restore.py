@@ -303,7 +303,7 @@ def _sources(
         lacking: the ranks without the point.
         held: groups of holders, the preferred group first.
         initial: the ranks whose disks hold the point of step 0, which is complete there.
-        keys: of all ranks.
+        keys: the keys of all ranks.
     """
     sources: dict[int, int] = {}
     served: dict[tuple[int, ...], int] = {}
@@ -347,7 +347,7 @@ def page_obstacle(page: Page | None, point: Point, commits: int, steps: Collecti
     must also show that its rank never did so in an earlier step.
 
     Args:
-        page: of the rank.
+        page: the rank's page.
         point: the commit.
         commits: number of commits on the line up to it.
         steps: facts about the last step, from the ranks that hold the commit.

@@ -80,7 +80,7 @@ class Incident:
 
     Attributes:
         since: seconds since 1970; None: unknown.
-        ranks: of each rank concerned its ``slot`` (None: unknown), ``node``, ``host`` and ``pid`` (0: unknown).
+        ranks: the ranks concerned, each with ``slot`` (None: unknown), ``node``, ``host`` and ``pid`` (0: unknown).
         more: how many further ranks are concerned.
         why: as the scheduler or the script stated it; in English.
         facts: values for the page's sentences.

@@ -90,7 +90,7 @@ def parse(text: bytes, name: str, *, strict: bool) -> CheckedRankTable:
 
     Args:
         text: content of the file.
-        name: of the file, for messages.
+        name: the file's name, for messages.
         name: the file's name, for messages.
         strict: also reject tables that HCCL would reject.
     Raises:

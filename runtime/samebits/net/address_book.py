@@ -75,7 +75,7 @@ class AddressBook:
         host: SCHED_HOST.
         port: SCHED_PORT.
         wake: called from another thread when :meth:`take` has something to do.
-        relay: of this host; None if there is none.
+        relay: this host's relay; None if there is none.
 
     Attributes:
         has_choice: whether there may be other addresses than the present one.

@@ -82,7 +82,7 @@ class RankEnd:
 
     Args:
         session_key: from the cluster's keys; empty without a secret.
-        session: of the rank.
+        session: the rank's session.
 
     Attributes:
         hello: the first message.
@@ -126,7 +126,7 @@ class SchedulerEnd:
 
     Args:
         session_key: from the cluster's keys; empty without a secret.
-        session: of the rank.
+        session: the rank's session.
         hello: the rank's first message.
 
     Attributes:

@@ -84,8 +84,8 @@ def greet(host: str, port: int, ours: str, timeout_s: float) -> Greeted | None:
     """Exchange greetings with the listener; None if it does not speak ZMTP 3 within ``timeout_s``.
 
     Args:
-        host: of the listener.
-        port: of the listener.
+        host: the listener's address.
+        port: the listener's port.
         ours: the mechanism to announce, ``CURVE`` or ``NULL``.
         timeout_s: for the whole exchange.
     """

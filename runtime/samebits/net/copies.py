@@ -133,8 +133,8 @@ class KeeperSocket:
     also writes checkpoints and needs descriptors for them.
 
     Args:
-        context: of the process.
-        descriptor: of a listening TCP socket; ZeroMQ closes it in the end.
+        context: the process's ZeroMQ context.
+        descriptor: a listening TCP socket, which ZeroMQ closes in the end.
         keys: both ends' keys, if there is a secret.
     """
 
@@ -199,7 +199,7 @@ class SenderSocket:
     """One connection to a keeper, which reconnects by itself. Not thread-safe.
 
     Args:
-        context: of the process.
+        context: the process's ZeroMQ context.
         endpoint: ``tcp://address:port``.
         keys: both ends' keys, if there is a secret.
     """

@@ -46,9 +46,9 @@ class ClusterKeys:
     """Both sides' keys. The public halves are secret too: a handshake can be requested with one of them.
 
     Attributes:
-        scheduler: of the listening side.
-        worker: of the connecting side.
-        relay: of relays, which may connect to the listening side too; None: no relay may.
+        scheduler: the key pair of the listening side.
+        worker: the key pair of the connecting side.
+        relay: the key pair of relays, which may also connect to the listening side; None: relays may not.
         session_key: authenticates a rank's messages through a relay, end to end; empty in a relay.
     """
 

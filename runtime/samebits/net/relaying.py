@@ -262,7 +262,7 @@ class RelayedRanks:
         """Queue a message to an attached rank until :meth:`flush`.
 
         Args:
-            session: of the rank.
+            session: the rank's session.
             message: identifies the message; the same object in a row means the same message to many ranks.
             packed: its bytes.
         """

@@ -327,7 +327,7 @@ class Agent:
         """Wait until every rank's function has returned and its last commit is durable, as this rank's is.
 
         Args:
-            generation, step: of the last commit.
+            generation, step: the last commit's generation and step.
             digests: as in :meth:`report_digests`, including that of the end.
 
         Raises:

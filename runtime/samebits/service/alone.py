@@ -30,7 +30,7 @@ class SchedulerThread:
     """The scheduler of this process's world of one.
 
     Args:
-        settings: of its worker.
+        settings: its worker's settings.
 
     Attributes:
         settings: the same, with the port and the secret.

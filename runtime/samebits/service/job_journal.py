@@ -38,7 +38,7 @@ def gateway_of(
     """Return a client of the etcd that holds the job's journal; None if its folder does, or it has none.
 
     Args:
-        settings: of the job.
+        settings: the job's settings.
         on_wait: called with a sentence while the etcd does not answer.
         patience_s: how long the etcd may give no answer.
 
@@ -55,7 +55,7 @@ def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:
     """Bring RECOVERY_PATH's copy of a journal in an etcd up to date, unless a scheduler here is writing it.
 
     Args:
-        settings: of the job, with absolute folders.
+        settings: the job's settings, with absolute folders.
         on_wait: called with a sentence while the etcd does not answer.
 
     Raises:
@@ -168,7 +168,7 @@ def begin_from(settings: Settings, job: str, point: Point, top: int) -> None:
     """Write a new journal of ``job``, for a scheduler that continues from ``point``.
 
     Args:
-        settings: of the job.
+        settings: the job's settings.
         job: its id, as stated in its points.
         point: held by every rank, and verified.
         top: the highest generation of any point found.

@@ -182,7 +182,7 @@ def listening_place(settings: Settings, held: Collection[tuple[str, int]] = froz
     """Return where to listen: SCHED_BIND, else the local addresses of SCHED_HOST.
 
     Args:
-        settings: of the job.
+        settings: the job's settings.
         held: addresses on which this process listens already.
     """
     place = listening(settings.sched_host, settings.sched_port, settings.sched_bind, held)

@@ -108,7 +108,7 @@ def offered_port(settings: Settings, folder: Path) -> int:
     """Return the port for the ranks' scheduler on this machine, in case the agents' script is ported.
 
     Args:
-        settings: of an agent.
+        settings: the agent's settings.
         folder: in which the agent was started.
 
     Returns:
@@ -123,7 +123,7 @@ def offer(settings: Settings, port: int) -> None:
     """Tell this agent's workers the port on which their scheduler listens on the endpoint's machines.
 
     Args:
-        settings: of the agent.
+        settings: the agent's settings.
         port: that an agent there has offered; 0 if there is none.
     """
     host = settings.sched_host
@@ -136,7 +136,7 @@ def agreed_port(recovery_path: Path, addresses: Sequence[str], launcher: Process
     """Return the port of the ranks' scheduler, kept in a file beside RECOVERY_PATH for all processes of this folder.
 
     Args:
-        recovery_path: of the job.
+        recovery_path: the job's RECOVERY_PATH.
         addresses: on which a new port must be free.
         launcher: the only agent of the job, if there is one; another one must not train in the same folder.
 

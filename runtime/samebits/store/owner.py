@@ -42,7 +42,7 @@ def claim_folder(directory: Path, job: str, job_name: str, *, sync: bool = True)
     """Create the folder if missing and mark it as the job's; idempotent for the same job.
 
     Args:
-        directory: of a journal, of one rank's checkpoints, or of logs.
+        directory: the folder of a journal, of one rank's checkpoints, or of logs.
         job: id of the job that claims the folder.
         job_name: its name, for people.
         sync: if false, call :func:`make_claim_durable` before anything is saved there.

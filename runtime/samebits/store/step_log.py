@@ -92,7 +92,7 @@ class StepLogWriter:
 
     Attributes:
         problems: damage that :meth:`open` found or cut off, to be logged.
-        last_step: of the newest record; 0 if there is none.
+        last_step: the newest record's step; 0 if there is none.
     """
 
     def __init__(self, directory: Path, header: LogHeader, oldest_step: Callable[[], int] | None = None) -> None:

@@ -180,7 +180,7 @@ class History:
     Attributes:
         records: every record in the order of the log, including steps that were repeated.
         line: the newest record of every step that is still to be compared.
-        last_step: of the newest record, 0 if there is none.
+        last_step: the newest record's step; 0 if there is none.
     """
 
     records: list[StepRecord]

@@ -26,7 +26,7 @@ class EtcdCluster:
 
     Args:
         folder: for their data and logs.
-        arguments: of every server.
+        arguments: the arguments of every server.
         access: the client that the servers' TLS options in ``arguments`` admit; None without TLS.
     """
 

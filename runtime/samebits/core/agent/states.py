@@ -26,7 +26,7 @@ class Link(msgspec.Struct, frozen=True):
     """The connection to the scheduler, and since when it has been useless.
 
     Attributes:
-        state: of the connection.
+        state: the connection's state.
         away_since: when the worker last heard from a scheduler whose job it belongs to, or may join.
         refused_since: when the present refusal began. None: not refused, or only for a cool-down.
         refusal: its reason.

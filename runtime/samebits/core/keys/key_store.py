@@ -93,7 +93,7 @@ class KeyStore:
     """All keys of one job.
 
     Args:
-        term: of this scheduler start.
+        term: this scheduler's term.
     """
 
     def __init__(self, term: int) -> None:

@@ -139,7 +139,7 @@ def take(state: WorkState, count: int, generation: int, step: int) -> tuple[Work
     Args:
         state: settled in this generation.
         count: the largest number of items to take, at least 1.
-        generation, step: of the taker; ``step`` counts its completed steps at its last commit.
+        generation, step: the taker's generation, and its completed steps at its last commit.
     """
     numbers: list[int] = []
     returned, taken, following = list(state.returned), list(state.taken), state.next

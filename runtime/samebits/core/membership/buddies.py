@@ -29,7 +29,7 @@ def buddy_placements(hosts: Sequence[str]) -> list[BuddyPlacement]:
     """Return each member's placement, by rank.
 
     Args:
-        hosts: of the members, by rank.
+        hosts: the members' hosts, by rank.
     """
     sizes, seen = Counter(hosts), Counter[str]()
     keepers, kept = buddies(hosts), [list[int]() for _ in hosts]
@@ -67,7 +67,7 @@ def buddies(hosts: Sequence[str]) -> tuple[int | None, ...]:
     The keeper is on another host if the job has several hosts.
 
     Args:
-        hosts: of the members, by rank.
+        hosts: the members' hosts, by rank.
     """
     size = len(hosts)
     if size == 1:

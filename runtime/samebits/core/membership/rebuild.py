@@ -202,8 +202,8 @@ def from_points(
     """Return the first journal records of a job that has points but no processes.
 
     Args:
-        job, name, settings: of the job that saved the points.
-        boot_id, now: of this start.
+        job, name, settings: describe the job that saved the points.
+        boot_id, now: describe this start.
         point: held and verified by every rank. Points of its generation up to it are the line.
         top: the highest generation found anywhere.
     """

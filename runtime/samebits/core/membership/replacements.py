@@ -27,7 +27,7 @@ def proof_of(token: bytes, job: str, node: str, session: str) -> bytes:
     """Return the proof that the launcher started this session of this node: a keyed BLAKE2b (RFC 7693).
 
     Args:
-        token: of the job's launcher, at most 64 bytes.
+        token: the token of the job's launcher, at most 64 bytes.
     """
     said = msgspec.msgpack.encode([job, node, session])
     return hashlib.blake2b(said, key=token, digest_size=PROOF_BYTES, person=_PERSON).digest()

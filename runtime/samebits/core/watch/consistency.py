@@ -64,7 +64,7 @@ def decide(
     Args:
         found: the difference.
         trust: which ranks are trusted.
-        repairs: of this job so far.
+        repairs: the repairs in this job so far.
         origins: rank → the member whose state it holds; by default itself.
     """
     judgement, equal = found.judgement, found.equal

@@ -197,7 +197,7 @@ class Judge:
 
     Args:
         alone: by slot, the figures of the nodes that reported in time.
-        slots: of all nodes.
+        slots: the slots of all nodes.
         shares_all: nodes of one machine share processors and memory too, not only the disk.
     """
 

@@ -63,7 +63,7 @@ def compare(times: Mapping[str, StepTime], of: Collection[str] | None = None) ->
     """Compare each rank with the median (of an even number the lower one, so that two can be compared).
 
     Args:
-        times: of all ranks.
+        times: the times of all ranks.
         of: the ranks to compare; None: all. Of ten thousand, few are new at a time.
     """
     if not times:

@@ -31,7 +31,7 @@ class Brief(Value, frozen=True, tag=1):
         who: the keeper, for people.
         keeps: the slots whose copies come here.
         ticket: this process's own, the proof that copies sent to it must carry.
-        public_key, secret_key: of both ends, if there is a secret.
+        public_key, secret_key: the key pair of both ends, if there is a secret.
     """
 
     base: str

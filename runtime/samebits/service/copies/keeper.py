@@ -44,9 +44,9 @@ class CopyKeeper:
     """Receives and keeps the copies of some slots.
 
     Args:
-        context: of the process.
-        descriptor: of a listening TCP socket.
-        keys: of both ends, if there is a secret.
+        context: the process's ZeroMQ context.
+        descriptor: a listening TCP socket.
+        keys: the keys of both ends, if there is a secret.
         base: the folder in memory.
         job: the job's id.
         ticket: proof that an offer must carry.

@@ -45,7 +45,7 @@ class CopySender:
     """Sends the points of one rank's writer.
 
     Args:
-        context: of the process.
+        context: the process's ZeroMQ context.
         room: the folder of the rank's slots.
         room_descriptor: that folder, open.
         root: the job's checkpoint folder, which also receives each point.

@@ -27,7 +27,7 @@ class KeyFile:
     """The keys' journal of one scheduler, which holds the folder's lock.
 
     Args:
-        recovery_path: of the job; None if nothing outlives the scheduler (ENABLE_RECOVERY=0).
+        recovery_path: the job's RECOVERY_PATH; None if nothing outlives the scheduler (ENABLE_RECOVERY=0).
 
     Attributes:
         is_loaded: the core has the stored keys.

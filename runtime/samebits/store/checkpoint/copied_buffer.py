@@ -70,14 +70,14 @@ class OutgoingCopy:
     """The hashed point of one slot, held open for reading.
 
     Args:
-        descriptor: of the slot.
+        descriptor: the slot's open file.
         header: read from the slot.
         manifest_data: read from the slot.
-        folder: of the rank's points on disk; None for an object store.
+        folder: the folder with the rank's points; None for an object store.
 
     Attributes:
         offer: describes the point.
-        sequence: of the slot's content.
+        sequence: the sequence number of the slot's content.
     """
 
     def __init__(self, descriptor: int, header: SlotHeader, manifest_data: bytes, folder: Path | None) -> None:
@@ -154,7 +154,7 @@ def outgoing_copy(directory: int, path: Path, root: Location | None = None) -> O
 
     Args:
         directory: an open descriptor of the slot's folder.
-        path: of the slot.
+        path: the slot's file.
         root: the job's checkpoint folder, where the point is written as well.
 
     Raises:
@@ -179,7 +179,7 @@ class IncomingCopy:
     """A point that is being received, in order, into the least valuable slot of a room.
 
     Args:
-        room: of the copies of that slot.
+        room: where the copies of that slot are kept.
         offer: describes the point.
 
     Raises:

@@ -271,7 +271,7 @@ class FolderEntry:
         state: the state of the directory.
         why: the reason if it is not whole.
         header: from the manifest; of a whole point only.
-        size_bytes: of the files in it.
+        size_bytes: the total size of its files.
         changed_at_s: when its newest file was written, in seconds since 1970.
     """
 

@@ -69,7 +69,7 @@ class SlotHeader:
     Attributes:
         sequence: grows with every point of the rank; the newer of two slots has the greater one.
         stage: how the content may be used.
-        manifest_bytes: of the manifest, which follows the header.
+        manifest_bytes: the size of the manifest, which follows the header.
         data_offset: where the data file's bytes begin.
         data_bytes: size of the data file.
     """
@@ -319,7 +319,7 @@ def hashed(path: Path, directory: int, on_hashed: Callable[[], object] = lambda:
     """Hash a sealed slot, unless it is hashed already, before the block or while it runs.
 
     Args:
-        path: of the slot, for messages.
+        path: the slot's file, for messages.
         directory: an open descriptor of its folder.
         on_hashed: called, possibly in a thread of its own, once the slot is marked as hashed.
 

@@ -126,7 +126,7 @@ class MemoryRoom:
             slot: a filled slot of this room.
             point: the point in it.
             manifest: if ``stage`` is hashed, with the data's digests, already compared.
-            data_bytes: of the data file.
+            data_bytes: the size of the data file.
             stage: the slot's new stage.
         """
         self.sequence += 1

@@ -51,7 +51,7 @@ class Outgoing:
         header: the point's.
         tree: the point's.
         layout: the point's.
-        file_header: of its data file.
+        file_header: the header of its data file.
         views: the rest of that file in memory; it must not change until all pieces were sent.
 
     Attributes:

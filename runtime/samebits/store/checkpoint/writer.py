@@ -172,7 +172,7 @@ class Writer:
     Args:
         root: the job's checkpoint folder; the caller holds the lock of the rank's folder.
         room: the rank's slots.
-        lock_descriptor: of that lock; the process inherits it.
+        lock_descriptor: that lock's open file, which the process inherits.
         job_name: for a remote folder, which the writer claims, so that no step waits for a network.
         command: the program to start.
         inherited: more descriptors for the process.
@@ -227,8 +227,8 @@ class Writer:
         """Hand over a sealed slot; no other save may be in progress.
 
         Args:
-            name: of the slot.
-            sequence: of the slot.
+            name: the slot's name.
+            sequence: the slot's sequence number.
             point: the point in it.
 
         Raises:

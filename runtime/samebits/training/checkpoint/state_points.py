@@ -341,7 +341,7 @@ class StatePoints:
         """Save the state that the training function left; retry while the disk fails.
 
         Args:
-            step: of the last commit.
+            step: the last commit's step.
             pause: waits for a number of seconds; raises an error to end the wait.
             is_commit: False if a value was changed since the last commit; the state is then saved beside the points.
         """

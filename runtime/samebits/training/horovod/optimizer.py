@@ -105,7 +105,7 @@ def DistributedOptimizer(
     """Make this optimizer average all ranks' gradients before each step; return the same object.
 
     Args:
-        optimizer: of any class; its steps take no closure.
+        optimizer: an optimizer of any class; its steps take no closure.
         optimizer: an optimizer of any class; its steps take no closure.
         compression: ``Compression.fp16`` sends gradients in 16 bits.
         backward_passes_per_step: has no effect: gradients are averaged when ``step()`` is called, after any number of

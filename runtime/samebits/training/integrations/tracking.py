@@ -39,7 +39,7 @@ class TensorBoardCurves:
             curves.add_scalar("loss", loss)
 
     Args:
-        writer: of ``torch.utils.tensorboard`` or ``tensorboardX``; None on ranks that draw nothing.
+        writer: a writer of ``torch.utils.tensorboard`` or ``tensorboardX``; None on ranks that draw nothing.
         state: its step is the curves' x value.
     """
 
