@@ -37,6 +37,6 @@ def read_named_file(path: Path, most_bytes: int) -> bytes:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, f"it is not a plain file but {_KINDS.get(stat.S_IFMT(mode), 'of another kind')}")
+        raise OSError(errno.EINVAL, f"it is not a plain file but {_KINDS.get(stat.S_IFMT(mode), 'of unknown kind')}")
     with os.fdopen(descriptor, "rb") as file:
         return file.read(most_bytes + 1)

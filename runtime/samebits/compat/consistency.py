@@ -110,7 +110,7 @@ class StateSynchronization:
         try:
             version, exported = msgpack.unpackb(serialized)
             if type(version) is not int or version < 0 or not isinstance(exported, bytes):
-                raise ValueError("it has another shape")
+                raise ValueError("it has a different shape")
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise UsageError(
                 f"StateSynchronization.deserialize_state: these are not the bytes of serialize_state() ({error})"

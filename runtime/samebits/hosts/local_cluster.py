@@ -181,7 +181,7 @@ class Cluster:
             return cls(folder, msgspec.json.decode(content, type=ClusterFile))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreError(
-                f"{folder / _FILE}: expected the file of a cluster, found another content ({error}). Fix: end the "
+                f"{folder / _FILE}: expected the file of a cluster, found something else ({error}). Fix: end the "
                 f"processes of the cluster with kill -9, then remove {folder}"
             ) from None
 

@@ -86,7 +86,7 @@ def read_journal(directory: Path) -> JournalContents | None:
     An append in progress looks like a torn tail.
 
     Raises:
-        JournalDamagedError: the file is damaged, not a journal, or of another version.
+        JournalDamagedError: the file is damaged, not a journal, or has a different version.
     """
     path = directory / JOURNAL_FILE
     data = _read_file(path)
@@ -205,7 +205,7 @@ class Journal:
         Raises:
             SupersededError: another writer took the claim.
             ForeignFolderError: the journal in an etcd and the folder's are of different jobs.
-            JournalDamagedError: the file is damaged, not a journal, or of another version; nothing was changed.
+            JournalDamagedError: the file is damaged, not a journal, or has a different version; nothing was changed.
             StoreError: the disk or the etcd refuses.
         """
         durable.make_directory(directory)

@@ -90,7 +90,7 @@ def unpack_header(payload: bytes) -> LogHeader:
     """Decode a payload of :func:`pack_header`.
 
     Raises:
-        StepEntryError: the payload is not a header, or has another version.
+        StepEntryError: the payload is not a header, or has a different version.
     """
     kind, fields = _unpack(payload)
     if kind is not _Kind.HEADER or not fields or fields[0] != VERSION:

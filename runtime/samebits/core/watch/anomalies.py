@@ -65,9 +65,9 @@ class Band:
 class AnomalyVerdict(enum.Enum):
     """Conclusion from recomputing the step from the same commit."""
 
-    TRANSIENT = "another value, which training can have"
+    TRANSIENT = "a different, plausible value"
     LASTING = "the same value"
-    UNSTEADY = "another value, which training cannot have either"
+    UNSTEADY = "a different, implausible value"
     MISSED = "the step was not computed again"
 
 
@@ -98,7 +98,7 @@ class Odd:
             "this worker's device or host",
             AnomalyVerdict.LASTING: f"{first}, and the same value was recomputed from the last commit: the model or "
             "the data is at fault, or what was committed before",
-            AnomalyVerdict.UNSTEADY: f"{first}, but {again}: either the computation gives another value each time, or "
+            AnomalyVerdict.UNSTEADY: f"{first}, but {again}: either each computation gives a different value, or "
             "this worker's device is defective",
             AnomalyVerdict.MISSED: f"{first}, and was not recomputed: its step was committed before it was reported. "
             "Fix: call state.report() before state.commit()",

@@ -207,7 +207,7 @@ def point_in(path: Path) -> FoundPoint:
     """Describe the point in a directory of any name and place, as its manifest identifies it.
 
     Raises:
-        CheckpointError: there is no readable manifest, or the data file has another size.
+        CheckpointError: there is no readable manifest, or the data file has a different size.
     """
     try:
         manifest = _manifest_in(path)

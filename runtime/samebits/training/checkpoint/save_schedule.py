@@ -65,7 +65,7 @@ class Due(ABC):
         return {}
 
     def become(self, contents: Mapping[str, Any]) -> None:  # noqa: B027 - nothing to take is the usual case
-        """Adopt measurements stored with a state; those of another kind of schedule are ignored."""
+        """Adopt measurements stored with a state; those from a different kind of schedule are ignored."""
 
 
 class FixedSteps(Due):

@@ -485,7 +485,7 @@ class StatePoints:
         self.due.become(contents.get("due", {}))
         state.load(contents, own=True)
         state.remember(kept.point)
-        log.warn(f"goes back from step {before} to step {kept.point.step}, where all were equal")
+        log.warn(f"goes back from step {before} to step {kept.point.step}, at which all ranks were equal")
         return kept.point
 
     def save_last_commit(self) -> None:
@@ -605,7 +605,7 @@ class StatePoints:
         except CheckpointError as error:
             raise GenerationEndedError(f"the restore point could not be loaded: {error}") from None
         self._become(found, own, filled)
-        if found.header.world_size != generation.world_size:  # saved in a world of another size
+        if found.header.world_size != generation.world_size:  # saved in a world of a different size
             self._state.on_reset()
         if holds:
             self._lay_out(formed, found.layout)

@@ -27,8 +27,8 @@ def settle_threads(workers: int, *, at_any_size: bool = False) -> bool:
 
     Otherwise each worker of a host would use all of its cores, and eight workers on two cores train about twenty times
     slower. ``samebits run`` and torchrun set one thread as well. A share of the cores would be faster on a large host,
-    but a replacement on another host, or beside fewer workers, would derive another number and compute other bits. A
-    number that the script set before this call is kept.
+    but a replacement on another host, or beside fewer workers, would derive a different number and compute different
+    bits. A number that the script set before this call is kept.
 
     Args:
         workers: the number of workers with which the job starts.

@@ -45,7 +45,7 @@ class Pipeline:
         mesh: the mesh dimension, as ``mesh["pp"]``.
 
     Raises:
-        UsageError: an argument is of another kind, or there is no equal number of parts for each rank.
+        UsageError: an argument has the wrong type, or the parts cannot be divided evenly among the ranks.
     """
 
     def __init__(self, name: str, parts: object, mesh: Any) -> None:

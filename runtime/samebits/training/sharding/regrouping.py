@@ -233,7 +233,7 @@ def attach(
     """Make the modules train on the default group, which a generation has just formed.
 
     Raises:
-        UsageError: the modules are sharded over another number of ranks, or for another rank.
+        UsageError: the modules are sharded over a different number of ranks, or for a different rank.
     """
     pg, rank, world_size = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
     assert pg is not None, "a generation has a group"

@@ -201,7 +201,7 @@ class ModuleHandler(StateHandler):
         """Load ``contents()``, including buffers with their dtype and strides, even buffers not created here yet.
 
         Raises:
-            UsageError: a parameter has another dtype or other strides in this process.
+            UsageError: a parameter has a different dtype or different strides in this process.
         """
         self._beside.expect(contents)
         for name, parameter in self.value.named_parameters(remove_duplicate=False):

@@ -255,7 +255,7 @@ def compute_again(module: nn.Module, packed: memoryview) -> tuple[list[int], boo
         rng.restore(before)
     if any(found[place] is None for place in about["trained"]):
         raise ValueError(
-            "a gradient was computed in another way, such as torch.utils.checkpoint with use_reentrant=True"
+            "a gradient was computed in a different way, such as torch.utils.checkpoint with use_reentrant=True"
         )
     return [0 if one is None else _digest(one) for one in found], _are_finite(gradients)
 

@@ -1,7 +1,7 @@
 """Encode a tree of tensors and plain values, strides included, so that another rank computes the same bits.
 
-The format is a msgpack head followed by the tensors' bytes. A kernel may compute other bits from another layout, so
-strides are sent too. Sizes in the head are checked against the received bytes before use.
+The format is a msgpack head followed by the tensors' bytes. Strides are sent too, because a kernel may compute
+different bits from a different layout. Sizes in the head are checked against the received bytes before use.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class LoopHabits:
             kind = type(own[-1]).__name__
             log.warn(
                 f"{place}: the batches of this loop come from a {kind}, whose position is not part of the state: after "
-                "a loss, the epoch starts over in another order. Fix: DataLoader(…, sampler=sampler) with "
+                "a loss, the epoch starts over in a different order. Fix: DataLoader(…, sampler=sampler) with "
                 "sampler = samebits.ElasticSampler(data, shuffle=True, seed=1), TorchState(…, sampler=sampler), and "
                 "sampler.record_batch(batch, batch_size) before state.commit()"
             )
