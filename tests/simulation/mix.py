@@ -73,9 +73,9 @@ P_ODD_RANK = 0.15
 """Share of runs in which a rank's state becomes different."""
 QUIETER = 0.2
 P_HANGS, P_DRAINS, P_AILMENTS, P_KEYS, P_LOST_DISKS, P_JOINT_STOPS = 0.35, 0.3, 0.3, 0.3, 0.2, 0.2
-P_RELAYS = 0.5
+P_RELAYS = 0.2
 P_SHARDED = 0.3
-P_QUORUM = 0.5
+P_QUORUM = 0.4
 """Share of runs whose journal is in an etcd."""
 
 
