@@ -17,6 +17,7 @@ from samebits.scheduler_hosts import (
     names_one,
     shown,
     split_relay,
+    with_relay,
 )
 
 PORT = 8118
@@ -58,6 +59,8 @@ def test_hosts_are_normalised(text: str, written: str, named: list[tuple[str, in
         ("a:9000", "the port goes into SCHED_PORT"),
         ("relay:a,b", "expected relay:host:port"),
         ("relay:a:9000", "expected relay:host:port"),
+        ("relay:on", "expected relay:host:port"),
+        ("relay:perhaps,b", "expected relay:host:port, relay:on or relay:off"),
         ("relay:a:9000,relay:b:9000,c", "expected relay:host:port"),
         ("relay:a:0,b", "no port from 1 to 65535"),
     ],
@@ -71,8 +74,15 @@ def test_invalid_hosts_are_refused_with_the_cause(text: str, why: str) -> None:
 def test_relay_precedes_the_scheduler_s_hosts(rest: str) -> None:
     text = canonical(f" relay:[0::1]:9000 , {rest}")
     assert text == f"relay:[::1]:9000,{rest}"
-    assert split_relay(text) == (SchedulerAddress("::1", 9000), rest)
-    assert split_relay(rest) == (None, rest)
+    assert split_relay(text) == (SchedulerAddress("::1", 9000), None, rest)
+    assert with_relay(SchedulerAddress("::1", 9000), rest) == text
+    assert split_relay(rest) == (None, None, rest)
+    assert with_relay(None, rest) == rest
+
+
+@pytest.mark.parametrize(("word", "starts"), [("on", True), ("off", False)])
+def test_launcher_may_be_told_whether_to_start_a_relay(word: str, starts: bool) -> None:
+    assert split_relay(canonical(f"relay:{word}, a,b:9000")) == (None, starts, "a,b:9000")
 
 
 def test_file_is_named_by_its_path() -> None:

@@ -167,16 +167,18 @@ def _relay(arguments: Arguments) -> int:
     from samebits.service import log
     from samebits.service.relay import RelayService
 
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="samebits relay",
         description="Pass the messages of this host's workers to the scheduler over one connection, until SIGTERM. "
         "Here and in the workers, SCHED_HOST=relay:127.0.0.1:8119,<the scheduler's host> names both.",
-    ).parse_args(arguments)
+    )
+    parser.add_argument("--linger", type=float, metavar="S", help="exit after S seconds without a worker")
+    options = parser.parse_args(arguments)
     settings, warnings = config.read(role_required=False)
     log.set_up("relay")
     for warning in warnings:
         log.warn(warning)
-    service = RelayService(settings)
+    service = RelayService(settings, options.linger)
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: service.stop())

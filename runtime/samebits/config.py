@@ -152,8 +152,9 @@ class Settings:
 
     ``checkpoint_path`` is a ``str`` if it is a URL. ``journal_place`` is set if RECOVERY_PATH names an etcd;
     ``recovery_path`` is then the folder of the journal's copy. ``relay`` is the relay that SCHED_HOST names before the
-    scheduler's hosts; ``sched_host`` is without it. ``role`` is None and ``worker_num`` with its bounds 0
-    only if a tool read the settings with ``role_required=False``.
+    scheduler's hosts, and ``starts_relay`` whether SCHED_HOST asks this host's launcher to start one; ``sched_host`` is
+    without both. ``role`` is None and ``worker_num`` with its bounds 0 only if a tool read the settings
+    with ``role_required=False``.
     """
 
     role: Role | None
@@ -211,6 +212,7 @@ class Settings:
     cluster_insecure: bool
     journal_place: EtcdPlace | None = None
     relay: SchedulerAddress | None = None
+    starts_relay: bool | None = None
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -228,8 +230,8 @@ def read(environ: Mapping[str, str] = os.environ, *, role_required: bool = True)
     for variable in VARIABLES:
         reading.take(variable)
     if (hosts := reading.values.get("sched_host")) is not None:
-        relay, rest = split_relay(hosts)
-        reading.values |= {"relay": relay, "sched_host": rest}
+        relay, starts_relay, rest = split_relay(hosts)
+        reading.values |= {"relay": relay, "starts_relay": starts_relay, "sched_host": rest}
     reading.refuse_removed()
     reading.check_relations()
     if reading.problems:

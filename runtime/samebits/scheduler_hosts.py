@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 FILE = "file:"
 RELAY = "relay:"
+RELAY_CHOICES = {"on": True, "off": False}
+"""Whether this host's launcher starts a relay; otherwise the size of the job decides."""
 MOST_HOSTS = 64
 _LONGEST_NAME = 253  # RFC 1035, section 2.3.4
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
@@ -54,19 +56,30 @@ def one_host(text: str) -> str:
         return value
 
 
-def split_relay(text: str) -> tuple[SchedulerAddress | None, str]:
-    """Split SCHED_HOST's canonical text into the address of this host's relay, if it names one, and the rest."""
+def split_relay(text: str) -> tuple[SchedulerAddress | None, bool | None, str]:
+    """Split SCHED_HOST's canonical text.
+
+    Returns:
+        The address of this host's relay, if the text names one; the choice of RELAY_CHOICES, if it has one; the rest.
+    """
     if not text.startswith(RELAY):
-        return None, text
+        return None, None, text
     relay, _, rest = text.removeprefix(RELAY).partition(",")
+    if relay in RELAY_CHOICES:
+        return None, RELAY_CHOICES[relay], rest
     ((host, port),) = listed(relay)
-    return SchedulerAddress(host, port or 0), rest
+    return SchedulerAddress(host, port or 0), None, rest
+
+
+def with_relay(relay: SchedulerAddress | None, hosts: str) -> str:
+    """Return SCHED_HOST's canonical text for the scheduler's hosts and a relay before them; None: without one."""
+    return hosts if relay is None else f"{RELAY}{relay},{hosts}"
 
 
 def canonical(text: str) -> str:
     """Return SCHED_HOST in canonical form: a host, ``a,b:8119,[fd00::1]:8119``, or ``file:/path``.
 
-    ``relay:host:port,`` may precede each form.
+    ``relay:host:port,``, ``relay:on,`` or ``relay:off,`` may precede each form.
 
     Raises:
         NotHostsError: ``text`` is none of these.
@@ -74,9 +87,13 @@ def canonical(text: str) -> str:
     value = text.strip()
     if value.startswith(RELAY):
         relay, _, rest = value.removeprefix(RELAY).partition(",")
-        named = listed(relay)
-        if len(named) != 1 or named[0][1] is None or not rest or rest.strip().startswith(RELAY):
+        if not rest or rest.strip().startswith(RELAY):
             raise NotHostsError(f"expected {RELAY}host:port, and then the scheduler's host")
+        if relay.strip() in RELAY_CHOICES:
+            return f"{RELAY}{relay.strip()},{canonical(rest)}"
+        named = listed(relay)
+        if len(named) != 1 or named[0][1] is None:
+            raise NotHostsError(f"expected {RELAY}host:port, {RELAY}on or {RELAY}off, and then the scheduler's host")
         return f"{RELAY}{_written(*named[0])},{canonical(rest)}"
     if value.startswith(FILE):
         path = value.removeprefix(FILE)

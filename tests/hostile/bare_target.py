@@ -17,7 +17,7 @@ import zmq
 
 from samebits.net.curve import derive_keys
 from samebits.net.descriptors import raise_descriptor_limit
-from samebits.net.server import MAX_INCOMING_BYTES, MAX_INCOMING_QUEUE
+from samebits.net.server import MAX_INCOMING_BYTES
 
 _NOW = int(zmq.NOBLOCK)
 
@@ -28,7 +28,7 @@ def _bound(context: zmq.Context[Any], secret: bytes) -> tuple[zmq.Socket[Any], i
     for option, value in {
         zmq.LINGER: 0,
         zmq.MAXMSGSIZE: MAX_INCOMING_BYTES,
-        zmq.RCVHWM: MAX_INCOMING_QUEUE,
+        zmq.RCVHWM: 0,
         zmq.BACKLOG: 4096,
     }.items():
         router.setsockopt(option, value)

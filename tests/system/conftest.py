@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,17 @@ import pytest
 from tests.system.job import Job, JobFolder
 from tests.system.processes import ColdStarter, WarmStarter
 from tests.system.scripted import ScriptJob
+
+
+@pytest.fixture
+def has_relay(request: pytest.FixtureRequest) -> bool:
+    """Return whether the test's jobs use a relay: half of the tests, by a hash of the name, or TEST_RELAYS=all, none.
+
+    Such a job has ``relay.log`` among its logs.
+    """
+    wanted = os.environ.get("TEST_RELAYS", "half")
+    is_chosen = hashlib.sha256(request.node.nodeid.encode()).digest()[0] % 2 == 0
+    return wanted == "all" or (wanted == "half" and is_chosen)
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +39,9 @@ def watched(has_failed: Callable[[], bool]) -> Iterator[Callable[[JobFolder], No
     jobs: list[JobFolder] = []
     yield jobs.append
     failed = has_failed()
+    for job in jobs:
+        if isinstance(job, Job):
+            job.end_relay()
     if failed:
         for job in jobs:
             print(f"{job.tails()}\n{job.last_look()}")
@@ -39,14 +54,16 @@ def watched(has_failed: Callable[[], bool]) -> Iterator[Callable[[JobFolder], No
 
 
 @pytest.fixture
-def new_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]) -> Callable[..., Job]:
+def new_job(
+    tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None], has_relay: bool
+) -> Callable[..., Job]:
     """Return a factory of jobs of the probe (or another ``script``), warm unless another ``starter`` is given."""
     numbers = itertools.count()
 
     def make(*args: str, starter: Any = None, **options: Any) -> Job:
         folder = tmp_path / f"job{next(numbers)}"
         folder.mkdir()
-        job = Job(folder, starter or warm, args=args, **options)
+        job = Job(folder, starter or warm, args=args, relay_starter=warm if has_relay else None, **options)
         watched(job)
         return job
 
@@ -54,7 +71,9 @@ def new_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], No
 
 
 @pytest.fixture
-def script_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]) -> Callable[..., ScriptJob]:
+def script_job(
+    tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None], has_relay: bool
+) -> Callable[..., ScriptJob]:
     """Return a factory of jobs that a user starts."""
     numbers = itertools.count()
 
@@ -62,6 +81,8 @@ def script_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder],
         folder = tmp_path / f"scripted{next(numbers)}"
         folder.mkdir()
         job = ScriptJob(folder, warm, args=args, **options)
+        if has_relay:
+            job.settings.setdefault("SCHED_HOST", "relay:on,127.0.0.1")
         watched(job)
         return job
 

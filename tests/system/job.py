@@ -278,6 +278,7 @@ class Job(JobFolder):
     Args:
         starter: how a process is started.
         script, args: what the processes run.
+        relay_starter: starts a relay for the workers before the first process; None: no relay.
     """
 
     def __init__(
@@ -289,9 +290,14 @@ class Job(JobFolder):
         args: Sequence[str] = (),
         workers: int = 4,
         settings: Mapping[str, str] | None = None,
+        relay_starter: Starter | None = None,
     ) -> None:
         super().__init__(folder, workers=workers, settings=settings)
         self._starter = starter
+        self._relay_starter = None if "SCHED_HOST" in self.settings else relay_starter
+        self._relay: Running | None = None
+        if self._relay_starter is not None:
+            self.settings["SCHED_HOST"] = f"relay:127.0.0.1:{free_port()},127.0.0.1"
         self._script = script
         self._args = tuple(args) if script not in MARKED else (*args, "--marks", str(folder))
         self._workers: dict[int, Running] = {}
@@ -331,7 +337,16 @@ class Job(JobFolder):
             self.restarted.add(rank)
         self._workers[rank] = self._start(rank, {"ROLE": "worker", "NODE_ID": str(rank), **more})
 
+    def end_relay(self) -> None:
+        """End the relay, if the job has one."""
+        if self._relay is not None:
+            self._relay.kill()
+            self._relay = None
+
     def _start(self, name: str | int, more: Mapping[str, str]) -> Running:
+        if self._relay_starter is not None and self._relay is None:
+            relay = Command(None, ("relay",), self.environment(), self.folder, self.log("relay"))
+            self._relay = self._relay_starter.start(relay)
         environment = self.environment(**more)
         return self._starter.start(Command(self._script, self._args, environment, self.folder, self.log(name)))
 

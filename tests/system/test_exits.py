@@ -102,7 +102,7 @@ def test_exit_with_recovery_off_fails_the_job(ended: Callable[..., tuple[Job, in
 def test_script_that_ends_with_status_0_finishes_the_job(ended: Callable[..., tuple[Job, int, int]], text: str) -> None:
     job, worker, scheduler = ended(text)
     assert (worker, scheduler) == (0, 0)
-    assert job.matches("scheduler", "worker 0 left: its program ended with (status 0|a SystemExit after training was)")
+    assert job.matches("scheduler", "worker 0 left: its program ended with (status 0|a SystemExit after training had)")
     assert job.matches("scheduler", "job finished")
 
 

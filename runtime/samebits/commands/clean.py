@@ -23,6 +23,7 @@ from samebits.errors import ForeignFolderError, LockedError, StoreError, UsageEr
 from samebits.launcher import job_spec
 from samebits.launcher.processes import process_names, read_pid_files, spoken
 from samebits.launcher.recovering import newest_candidate
+from samebits.launcher.relay_process import end_relay
 from samebits.launcher.spawning import StartLock
 from samebits.service.status import stored_view
 from samebits.spelling import spelled
@@ -58,6 +59,8 @@ def main(arguments: Sequence[str]) -> int:
     log_dir, kept = job_spec.read_here()
     settings = kept.settings()
     with StartLock(log_dir), _nothing_lives(settings):
+        if not options.dry_run:
+            end_relay(log_dir)
         left = find(settings)
         for line in shown(left, settings):
             print(line, flush=True)

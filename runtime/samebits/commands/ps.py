@@ -15,7 +15,9 @@ from samebits.config import Settings
 from samebits.errors import StoreError, UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.processes import SCHEDULER, is_stopped, name_of, node_of, process_names, read_pid_files
+from samebits.launcher.relay_process import RELAY, served_by
 from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once
+from samebits.printable import counted
 from samebits.service.status import stored_view
 from samebits.store.lock import read_holder
 from samebits.store.process_identity import ProcessIdentity, host_id
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     except StoreError:
         view = None
     started = read_pid_files(settings.log_dir, names) or _started_by_others(view, settings)
-    rows = rows_of(started, view, settings.max_worker_num)
+    rows = rows_of(started, view, settings.max_worker_num) + _relay_rows(settings)
     if not rows and view is None:
         raise UsageError(
             f"no job was started here: LOG_DIR={settings.log_dir} names no process, and no scheduler answers. Fix: "
@@ -46,10 +48,12 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps(rows))
         return 0
     table: list[tuple[str, ...]] = [("node", "slot", "role", "pid", "state")]
-    table += [tuple("–" if row[key] is None else str(row[key]) for key in table[0]) for row in rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    for row in table:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    for row in rows:
+        serves = f", serves {counted(row['serves'], 'worker')}" if "serves" in row else ""
+        table.append((*("–" if row[key] is None else str(row[key]) for key in table[0][:-1]), row["state"] + serves))
+    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+    for line in table:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
     return 0
 
 
@@ -59,6 +63,19 @@ def _started_by_others(view: JobView | None, settings: Settings) -> dict[str, Pr
     found = {} if holder is None or not holder.is_on_this_host() else {SCHEDULER: holder.identity}
     nodes = view.nodes if view is not None else ()
     return found | {name_of(one.node): one.identity for one in nodes if one.host == host_id()}
+
+
+def _relay_rows(settings: Settings) -> list[dict[str, Any]]:
+    """Return the row of this host's relay, which is no process of the job, with the number of workers it serves."""
+    row: dict[str, Any] = {"node": None, "slot": None, "role": RELAY}
+    return [
+        row | {"pid": one.pid, "started_at": one.started_at, "state": _state(one), "serves": served_by(one)}
+        for one in read_pid_files(settings.log_dir, [RELAY]).values()
+    ]
+
+
+def _state(identity: ProcessIdentity) -> str:
+    return "gone" if not identity.is_alive() else "stopped" if is_stopped(identity) else "runs"
 
 
 def rows_of(started: Mapping[str, ProcessIdentity], view: JobView | None, max_world_size: int) -> list[dict[str, Any]]:
@@ -72,7 +89,6 @@ def rows_of(started: Mapping[str, ProcessIdentity], view: JobView | None, max_wo
         known = view.node(node) if view is not None and node is not None else None
         is_seated = known is not None and known.identity == identity
         is_spare = names_spare(node, max_world_size) if known is None or view is None else view.is_spare(node)
-        state = "gone" if not identity.is_alive() else "stopped" if is_stopped(identity) else "runs"
         rows.append(
             {
                 "node": node,
@@ -80,7 +96,7 @@ def rows_of(started: Mapping[str, ProcessIdentity], view: JobView | None, max_wo
                 "role": SCHEDULER if node is None else "spare" if is_spare else "worker",
                 "pid": identity.pid,
                 "started_at": identity.started_at,
-                "state": state,
+                "state": _state(identity),
             }
         )
     return rows

@@ -25,6 +25,7 @@ from samebits.launcher.job_spec import JobSpec, change, program_of, version_of
 from samebits.launcher.processes import SCHEDULER, end, is_stopped, process_names, read_pid_files, runs_in, spoken
 from samebits.launcher.progress_line import keep_going_without_output
 from samebits.launcher.recovering import RecoveryPlan, Remains, plan_recovery
+from samebits.launcher.relay_process import restart_relay
 from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once, is_listening, own_job
 from samebits.launcher.spawning import (
     Listener,
@@ -151,6 +152,11 @@ def _bring_back(log_dir: Path, kept: JobSpec, *, detach: bool) -> FollowResult |
         with Signals() as signals, naming_what_runs_on(settings):
             program = program_of(kept, present, secrets)
             program = replace(program, listening=listener.descriptors, job=kept.job or job)
+            if kept.has_relay:
+                try:
+                    restart_relay(settings.log_dir, program)
+                except ListenError as error:
+                    _say(f"the workers connect without this host's relay: {error}")
             in_place = partial(start_in_place, kept=kept, settings=settings, job=job, program=program)
             start_again(settings.log_dir, recovery, program, in_place if replaces else None)
             listener.close()

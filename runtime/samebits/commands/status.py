@@ -20,6 +20,7 @@ from samebits.core.replacement_names import number_of, title_of, titled
 from samebits.errors import UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.progress_line import phase_text, world_text
+from samebits.launcher.relay_process import relay_line
 from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once
 from samebits.launcher.supervising import supervisor_of
 from samebits.printable import counted, listed
@@ -50,6 +51,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"no job was started in {Path.cwd()}: this is the one whose scheduler answers at {where}")
     stored = view if view.from_journal else stored_view(settings.recovery_path)
     print(table(view, settings, stored))
+    if relay := relay_line(settings.log_dir):
+        print(relay)
     memory = memory_line(view.job)
     if memory:
         print(f"{memory}; `samebits clean` frees it once nothing of the job runs")

@@ -22,6 +22,7 @@ from samebits.launcher import job_spec
 from samebits.launcher.follower import Follower
 from samebits.launcher.interrupts import Signals
 from samebits.launcher.processes import process_names, read_pid_files, send_signal
+from samebits.launcher.relay_process import end_relay
 from samebits.launcher.scheduler_link import is_listening, stop_once
 from samebits.launcher.supervising import supervisor_of
 from samebits.option_types import interval
@@ -56,6 +57,12 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     settings = job_spec.settings_here()
     job_spec.require_job(settings)
+    status = _stop(settings, options.drain)
+    end_relay(settings.log_dir)
+    return status
+
+
+def _stop(settings: Settings, drain_s: float | None) -> int:
     nodes = job_spec.nodes_of(settings.log_dir, settings)
     identities = read_pid_files(settings.log_dir, process_names(nodes)).values()
     runs_here, listens = any(identity.is_alive() for identity in identities), is_listening(settings)
@@ -78,8 +85,8 @@ def main(arguments: Sequence[str]) -> int:
             f"{shown(settings.sched_host, settings.sched_port)}. Fix: change to the folder the job was started in"
         )
     elsewhere = None if runs_here else view_of(settings)  # rejects another job's scheduler on the same port
-    if listens and options.drain is not None:
-        _stop_at_commit(settings, options.drain)
+    if listens and drain_s is not None:
+        _stop_at_commit(settings, drain_s)
     if elsewhere is not None:
         return _stop_elsewhere(settings, elsewhere)
     with Signals() as signals:

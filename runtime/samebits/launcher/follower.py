@@ -50,6 +50,7 @@ from samebits.launcher.processes import (
     watch,
 )
 from samebits.launcher.progress_line import LOOK_S, JsonScreen, Screen, Showing
+from samebits.launcher.relay_process import KeptRelay, end_relay
 from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked, is_listening, own_job
 from samebits.launcher.supervising import Dead, Supervisor
 from samebits.launcher.worker_logs import LogEnds
@@ -197,6 +198,7 @@ class Follower:
         self._screen = JsonScreen(sys.stdout) if as_json else Screen(sys.stdout)
         kept = job_spec.read(settings.log_dir)
         self._has_scheduler = kept is None or kept.has_scheduler
+        self._relay = KeptRelay(settings.log_dir) if kept is not None and kept.has_relay else None
         script = Path(kept.script if kept is not None else settings.job_name or "train.py").name
         self._showing = Showing(settings, self._screen, script, tee, is_served=is_listening(settings))
         self._recoveries = RecoveryFeed(settings.recovery_path) if settings.enable_recovery else None
@@ -251,6 +253,7 @@ class Follower:
             self._screen.close()
             self._screen.say("the job continues without this command; `samebits follow` follows it again")
             return FollowResult(LEFT)
+        end_relay(self._settings.log_dir)
         end_summary.say(result, self._following, self._settings, self._screen)
         if result.verdict.kind is None and not self._has_scheduler:
             job_spec.keep_end(self._settings.log_dir)
@@ -506,6 +509,8 @@ class Follower:
             following.give_up(verdict_of(given_up), now)
         else:
             self._start_due(supervisor, now)
+            if self._relay is not None and supervisor.holds and (line := self._relay.look(now)):
+                self._screen.say(line)
             if self._driver is not None and supervisor.holds:
                 self._drive(self._driver, now)
         following.restarting = supervisor.is_at_it()

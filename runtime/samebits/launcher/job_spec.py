@@ -112,6 +112,8 @@ class JobSpec:
     """The job's id, which ``run`` chose; empty if another host has the scheduler, or an earlier release wrote this."""
     is_finished: bool = False
     """Whether the job has finished, on a host without the scheduler; elsewhere the journal tells."""
+    has_relay: bool = False
+    """Whether the launcher keeps a relay, whose address is the first part of SCHED_HOST in ``environment``."""
     words: tuple[str, ...] = ()
     """The command that was typed to start the job, after the exported variables of SameBits; empty in older files."""
 
@@ -184,6 +186,8 @@ def keep(log_dir: Path, start: JobSpec, *, has_pointer: bool = True) -> str:
         content["has_scheduler"] = False
     if start.is_finished:
         content["finished"] = True
+    if start.has_relay:
+        content["relay"] = True
     content |= {
         name: value
         for name, value in (
@@ -278,6 +282,7 @@ def read(log_dir: Path) -> JobSpec | None:
             raise ValueError(f"size is {str(size)[:40]!r}")
         drained = tuple(str(host) for host in content.get("drained", ()))
         job, is_finished = str(content.get("job", "")), bool(content.get("finished", False))
+        has_relay = bool(content.get("relay", False))
         typed = tuple(str(word) for word in content.get("words", ()))
         words = (str(content[key]) for key in ("folder", "interpreter", "script"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -303,6 +308,7 @@ def read(log_dir: Path) -> JobSpec | None:
         drained=drained,
         job=job,
         is_finished=is_finished,
+        has_relay=has_relay,
         words=typed,
     )
 

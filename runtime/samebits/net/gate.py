@@ -63,6 +63,7 @@ class Rejection(enum.Enum):
     SILENT = "no message"
     TOO_MANY = "too many connections"
     ENDLESS = "an endless message"
+    FLOOD = "more messages than can be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ class Gate:
         self._turned_away: set[int] = set()
         self._ended: list[ConnectionEnded] = []
         self._rejected: list[Rejected] = []
+        self._flooding: deque[int] = deque()  # closed by another thread, but not yet reported
         self._failure: Rejection | None = None  # of the descriptor that the next DISCONNECTED event names
         self._zap: zmq.Socket[bytes] | None = None
         self._user_of: dict[bytes, bytes] = {}  # by public key
@@ -173,6 +175,10 @@ class Gate:
         Args:
             is_rung: whether one of ``sources`` may be readable; if false they are not read.
         """
+        if self._flooding:
+            self._take_events()  # these connections may be new, and their ends follow
+        while self._flooding:
+            self._rejected.append(Rejected(self.address_of(self._flooding.popleft()), Rejection.FLOOD))
         if is_rung:
             for question in self._zap_questions():
                 self._take_events()  # it was accepted earlier, so its address can still be looked up
@@ -183,6 +189,23 @@ class Gate:
         ended, rejected = self._ended, self._rejected
         self._ended, self._rejected = [], []
         return ended, rejected
+
+    def turn_away(self, descriptor: int) -> list[Rejected]:
+        """Close a connection because of its flood; return it as rejected, unless it was closed before."""
+        if descriptor in self._turned_away or descriptor not in self._address_of:
+            return []
+        self._turned_away.add(descriptor)
+        shut_down(descriptor)
+        return [Rejected(self._address_of[descriptor], Rejection.FLOOD)]
+
+    def was_cut(self, descriptor: int) -> None:
+        """Record that another thread is closing a connection because of its flood."""
+        self._flooding.append(descriptor)
+
+    def is_over(self, descriptor: int) -> bool:
+        """Return whether the connection's end was taken, so that its sender is not a peer any more."""
+        self._take_events()
+        return descriptor not in self._address_of and all(end.descriptor != descriptor for end in self._ended)
 
     @property
     def has_guests(self) -> bool:
@@ -277,7 +300,7 @@ class Gate:
             return
         for descriptor in list(itertools.islice(self._first_to_leave(), surplus)):
             self._turned_away.add(descriptor)
-            _shut_down(descriptor)
+            shut_down(descriptor)
             yield Rejected(self._address_of[descriptor], Rejection.TOO_MANY)
 
     def _first_to_leave(self) -> Iterator[int]:
@@ -315,7 +338,7 @@ class Gate:
         for descriptor in self._unheard.keys() & heard:
             del self._unheard[descriptor]
         for descriptor in standing - heard - self._turned_away:
-            received = _bytes_received(descriptor)
+            received = bytes_received(descriptor)
             if received is None:
                 continue
             known = self._unheard.setdefault(descriptor, _Unheard(received, -1))
@@ -323,10 +346,10 @@ class Gate:
             known.last = received
             if received - known.first > self._max_unheard_bytes:
                 self._turned_away.add(descriptor)
-                _shut_down(descriptor)
+                shut_down(descriptor)
                 yield Rejected(self._address_of[descriptor], Rejection.ENDLESS)
             elif known.silent_checks >= self._max_silent_checks or self._has_no_word(descriptor):
-                _shut_down(descriptor)
+                shut_down(descriptor)
 
     def _has_no_word(self, descriptor: int) -> bool:
         """Return whether a guest's time for its first message is over, whatever else it sends."""
@@ -369,7 +392,8 @@ def _home_of(address: str) -> str:
         return address  # unknown
 
 
-def _bytes_received(descriptor: int) -> int | None:
+def bytes_received(descriptor: int) -> int | None:
+    """Return how many bytes the connection has received; None if it is closed."""
     try:
         connection = _connection(descriptor)
     except OSError:
@@ -383,7 +407,8 @@ def _bytes_received(descriptor: int) -> int | None:
         connection.detach()
 
 
-def _shut_down(descriptor: int) -> None:
+def shut_down(descriptor: int) -> None:
+    """Close the connection; ZeroMQ notices."""
     try:
         connection = _connection(descriptor)
     except OSError:

@@ -26,6 +26,8 @@ MAX_RELAYED_BYTES = MAX_FRAME_BYTES - (1 << 12)
 """Most bytes of a rank's message through a relay: it must fit into a frame."""
 MAX_BATCH = 1024
 """Most messages in a frame."""
+MESSAGES_A_TURN = 16
+"""Most messages in one of a peer's turns."""
 MAX_RANKS = 1024
 """Most ranks behind one relay."""
 DOWN_BYTES = 1 << 20
@@ -155,9 +157,13 @@ class RelayedRanks:
         return session in self._attachments
 
     def turns(self, descriptor: int) -> int:
-        """Return how many turns of a peer a relay's last frame has taken: a relay has the turns of all its ranks."""
+        """Return how many turns of a peer a relay's last frame has taken.
+
+        A relay has the turns of all its ranks, up to a bound, since a hostile one can claim many.
+        """
         relay = self.relays[descriptor]
-        return max(1, relay.messages // max(1, len(relay.attached) + len(relay.greeted)))
+        ranks = min(len(relay.attached) + len(relay.greeted), MESSAGES_A_TURN)
+        return max(1, relay.messages // max(1, ranks))
 
     def take(self, name: bytes, descriptor: int, packed: bytes) -> Iterator[Carried | Dropped | Detached]:
         """Yield what a relay's frame contains.

@@ -4,18 +4,17 @@ A peer is known by its ZeroMQ identity, which is its session. A closed connectio
 Messages carry the descriptor they came over (``SRCFD``), so an event can be mapped to a session. Events are read first
 but handled after the socket is drained, because by then everything that a peer sent before it died has been received.
 
-Whatever a peer sends, its cost is bounded by the constants below. Its connection holds at most ``MAX_INCOMING_QUEUE`` ×
-``MAX_INCOMING_BYTES`` unread and ``MAX_OUTGOING_QUEUE`` messages unsent. ROUTER takes from all connections in turn, and
-a drain ends when one of them has had ``PEER_TURNS``, or when each could have had one. So every drain receives from all
+Whatever a peer sends, its cost is bounded by the constants below. ROUTER takes from all connections in turn, and a
+drain ends when one of them has had ``PEER_TURNS``, or when each could have had one. So every drain receives from all
 other peers too, and pending messages are read before leases are checked. Per peer two entries are kept, by descriptor
 and by name, which are removed with its connection. They hold its last heartbeat, and an identical one is not parsed
 again.
 
-The queue is long because a full one is dangerous. ZeroMQ stops reading such a connection, also the pings of its peer,
-which gives up after NODE_TIMEOUT and resets the connection. If a ping is among the data that was read before, libzmq
-4.3.5 then aborts this process (``!_io_error`` in ``stream_engine_base.cpp``, reported as libzmq #4841). A worker that
-sends two messages a second fills a queue of 32 while a scheduler is busy for 16 s, and one of 256 in two minutes. A
-hostile peer can still fill it.
+The queues have no limit, because a full one is dangerous. ZeroMQ stops reading such a connection, and if the peer then
+resets it while a ping is among the data that was read before, libzmq 4.3.5 aborts this process (``!_io_error`` in
+``stream_engine_base.cpp``, reported as libzmq #4841). Instead a peer that has used up its turns for ``FLOOD_TURNS`` in
+consecutive drains is closed, and what remains of it is dropped. An honest peer would have to leave 4,096 messages or
+64 MiB unread. While the main thread is busy, ``net.intake_guard`` bounds the memory.
 
 Descriptors are reused, and a close may be read before or after messages of the next connection with the same number. So
 ``ConnectionLost`` may be reported for a peer that has already reconnected, which is then probed (``core.scheduler``);
@@ -59,17 +58,21 @@ from samebits.net.address import BACKLOG, cannot_listen, endpoint, not_to_listen
 from samebits.net.curve import ClusterKeys
 from samebits.net.descriptors import raise_descriptor_limit
 from samebits.net.gate import RELAYS_ID, UNKNOWN, Gate, Rejected, Rejection
+from samebits.net.intake_guard import IntakeGuard
 from samebits.net.relaying import RELAY_PREFIX, Attachment, Carried, Detached, Dropped, RelayedRanks
 from samebits.net.sockets import Waker, Wire, source_of
 
 __all__ = ["Arrived", "ConnectionLost", "Garbled", "Incoming", "Rejected", "Rejection", "Server"]
 
 MAX_INCOMING_BYTES = 1 << 20
-MAX_INCOMING_QUEUE = 256
 MAX_UNHEARD_BYTES = 33 * MAX_INCOMING_BYTES
 """Most bytes of a connection that completes no message."""
 MAX_OUTGOING_QUEUE = 100
-PEER_TURNS = 512  # messages of one peer per drain; more than its queue holds, so that a close is read after them
+PEER_TURNS = 512  # messages of one peer per drain; a close is read after so many
+BYTES_A_TURN = 16 << 10  # a longer message takes several turns
+MANY_TURNS = PEER_TURNS // 2
+FLOOD_TURNS = 8 * PEER_TURNS
+"""A peer is closed once it has had so many turns in consecutive drains that ended before everything was read."""
 DRAIN_LIMIT = 8192  # messages per drain, or one per connection, if that is more
 MAX_SOCKETS = 65535
 MAX_REPEATED_BYTES = 512
@@ -115,6 +118,8 @@ class ConnectionLost:
 
 
 Incoming = Arrived | Garbled | ConnectionLost | Rejected
+_Sender = tuple[int, bytes]
+"""A connection's descriptor, which the next one may get while messages are unread, and its name."""
 
 
 @dataclass(slots=True)
@@ -167,7 +172,7 @@ class Server:
             zmq.ROUTER_HANDOVER: 1,
             zmq.ROUTER_MANDATORY: 1,  # otherwise sending to a peer that is gone fails silently
             zmq.MAXMSGSIZE: MAX_INCOMING_BYTES,
-            zmq.RCVHWM: MAX_INCOMING_QUEUE,
+            zmq.RCVHWM: 0,
             zmq.SNDHWM: MAX_OUTGOING_QUEUE,
             zmq.BACKLOG: BACKLOG,
             zmq.HANDSHAKE_IVL: max(1000, int(silence_s * 1000)),
@@ -182,6 +187,9 @@ class Server:
         self._peer_of: dict[int, _Peer] = {}
         self._descriptor_of: dict[str, int] = {}
         self._displaced: list[str] = []  # peers whose descriptor another peer now uses
+        self._turns: dict[_Sender, int] = {}  # of consecutive drains that left messages unread
+        self._ignored: set[_Sender] = set()  # closed, perhaps with messages unread
+        self._guard = IntakeGuard(port, self._gate.was_cut)
         self._wire = wire
         self._has_keys = keys is not None
         self._takes_relays = takes_relays
@@ -235,6 +243,7 @@ class Server:
 
     def drain(self) -> Iterator[Incoming]:
         """Yield what has arrived, within the bounds: first rejected connections, last closed ones."""
+        self._guard.has_drained = True
         ended, rejected = self._gate.take(is_rung=self._is_rung)
         self._is_rung = True  # until the next ``wait``
         yield from rejected
@@ -245,13 +254,14 @@ class Server:
             if (owner := self._peer_of.pop(number, None)) is not None:
                 sessions.append(owner.session)
         known = {descriptor for descriptor, sessions in owners.items() if sessions}
-        turns: dict[int, int] = {}
+        turns: dict[_Sender, int] = {}
         turns_of_old: dict[bytes, int] = {}  # of senders with an older ZMTP, which has no descriptors, by name
         receive = self._socket.recv
         for _ in range(self._drain_limit):
             try:
                 name = receive(_NOW)
             except zmq.Again:
+                self._turns, self._ignored = {}, set()
                 break
             body, more = receive(_NOW, copy=False, track=False), 0
             while body.more:  # a message is received whole: its other parts are here
@@ -261,14 +271,23 @@ class Server:
                 yield Garbled("", OLD_ZMTP, UNKNOWN)
                 turn = turns_of_old[name] = turns_of_old.get(name, 0) + 1
             else:
-                found = self._read(name, body, more, descriptor, owners)
-                yield from found
-                taken = self._relayed.turns(descriptor) if descriptor in self._relayed.relays else 1
-                turn = turns[descriptor] = turns.get(descriptor, 0) + taken
+                sender = descriptor, name
+                if sender in self._ignored:
+                    turns[sender] = turns.get(sender, 0) + 1
+                    continue
+                yield from self._read(name, body, more, descriptor, owners)
+                taken = 1 + len(body) // BYTES_A_TURN
+                if descriptor in self._relayed.relays:
+                    taken = max(taken, self._relayed.turns(descriptor))
+                turn = turns[sender] = turns.get(sender, 0) + taken
             if turn >= PEER_TURNS:
+                yield from self._cut_floods(turns)
                 break  # the others have had their turn; the rest follows at the next drain
-        self._gate.heard(turns)
+        else:
+            yield from self._cut_floods(turns)
+        self._gate.heard({descriptor for descriptor, _ in turns})
         for end in ended:
+            self._ignored.update(one for one, had in turns.items() if one[0] == end.descriptor and had >= MANY_TURNS)
             left = owners[end.descriptor]
             is_the_next_ones = end.descriptor not in known and len(left) == 1 and self._gate.stands(end.descriptor)
             known.discard(end.descriptor)
@@ -278,6 +297,17 @@ class Server:
                 yield Rejected(end.address, Rejection.SILENT)
         displaced, self._displaced = self._displaced, []
         yield from (ConnectionLost(peer) for peer in displaced if peer not in self._descriptor_of)
+
+    def _cut_floods(self, turns: dict[_Sender, int]) -> Iterator[Rejected]:
+        """Close the connections that have had too many turns while messages stayed unread."""
+        self._turns = {one: self._turns.get(one, 0) + had for one, had in turns.items() if had >= MANY_TURNS}
+        for sender, had in self._turns.items():
+            descriptor, name = sender
+            owner = self._peer_of.get(descriptor)
+            if had >= FLOOD_TURNS and (owner is None or owner.name == name):
+                self._turns[sender] = 0
+                self._ignored.add(sender)
+                yield from self._gate.turn_away(descriptor)
 
     def _close(self, peer: str, descriptor: int, *, still_used: bool) -> Iterator[ConnectionLost]:
         if not still_used:
@@ -296,6 +326,8 @@ class Server:
                 return [Garbled("", problem, self._gate.address_of(descriptor))]
             if not _PEER.fullmatch(name):  # ZeroMQ took its name away
                 return []
+            if descriptor not in owners and self._gate.is_over(descriptor):
+                return []  # more messages than one drain takes were left of a closed connection
             peer = self._meet(name, descriptor, peer)
         if owners and descriptor in owners and owners[descriptor][-1:] != [peer.session]:
             owners[descriptor].append(peer.session)
@@ -434,6 +466,7 @@ class Server:
     def close(self) -> None:
         """Close after everything was sent, at most a second later."""
         self._relayed.flush()
+        self._guard.close()
         self._gate.close()
         self._context.term()
         self._waker.close()

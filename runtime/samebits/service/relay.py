@@ -7,14 +7,16 @@ and started again at any time: its ranks train on, and attach elsewhere.
 
 from __future__ import annotations
 
+import math
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
 import zmq
 
-from samebits.config import Settings, require_secret
+from samebits.config import Settings, inherited_sockets, require_secret
 from samebits.errors import ProtocolError, UsageError
-from samebits.net.address import listening
+from samebits.net.address import listening, taken_over
 from samebits.net.channel import ATTACH_AGAIN, DATA, HELLO, UNREACHABLE
 from samebits.net.client import Client, Down, Got, PassedOver, ShutOut, TurnedAway, Up
 from samebits.net.curve import cluster_keys
@@ -29,10 +31,11 @@ from samebits.net.relaying import (
     RelayWire,
     Upward,
 )
-from samebits.net.server import Arrived, ConnectionLost, Server
+from samebits.net.server import Arrived, ConnectionLost, Garbled, Rejected, Server
 from samebits.net.sockets import Waker
 from samebits.printable import counted
 from samebits.service import log
+from samebits.service.scheduling.unknown_peers import UnknownPeers
 
 LOOK_S = 1.0  # how often silent connections are checked, if nothing arrives
 CONNECTIONS_A_RANK = 2
@@ -65,6 +68,11 @@ class RelayService:
 
     Args:
         settings: SCHED_HOST names the relay's own address and the scheduler's.
+        linger_s: ``serve`` returns once no worker was connected for so long, after the first one; None: never. Without
+            a scheduler it returns after NODE_TIMEOUT, if that is shorter.
+
+    Attributes:
+        strangers: peers that were refused.
 
     Raises:
         UsageError: SCHED_HOST names no relay.
@@ -72,7 +80,7 @@ class RelayService:
         SettingsError: CLUSTER_SECRET_FILE holds no usable secret, or one is required to listen there.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, linger_s: float | None = None) -> None:
         if settings.relay is None:
             raise UsageError(
                 "SCHED_HOST names no relay: expected the relay's own address and then the scheduler's host. Fix: "
@@ -91,6 +99,7 @@ class RelayService:
             wire=Sealed(),
             takes_relays=False,
             most_connections=CONNECTIONS_A_RANK * MAX_RANKS,
+            inherited=taken_over(inherited_sockets()),
         )
         self._above = Client(
             settings.sched_host,
@@ -102,7 +111,11 @@ class RelayService:
         )
         self._where = f"{settings.relay}"
         self._ranks: set[str] = set()
+        self.strangers = UnknownPeers()
         self._is_up = False
+        self._linger_s = math.inf if linger_s is None else linger_s
+        self._node_timeout_s = settings.node_timeout_s
+        self._unused_since: float | None = None  # no worker is connected, but some were
 
     def stop(self) -> None:
         """Make ``serve`` return; may be called from any thread and from a signal handler."""
@@ -117,10 +130,19 @@ class RelayService:
                 self._sleep()
                 self._carry_down()
                 self._carry_up()
+                if self._is_unused():
+                    log.say("no worker is connected any more: this relay exits")
+                    break
         finally:
             self._above.close()
             self._below.close()
             self._waker.close()
+
+    def _is_unused(self) -> bool:
+        if self._ranks or self._unused_since is None or self._linger_s == math.inf:
+            return False
+        linger_s = self._linger_s if self._is_up else min(self._linger_s, self._node_timeout_s)
+        return time.monotonic() - self._unused_since >= linger_s
 
     def _sleep(self) -> None:
         poller = zmq.Poller()
@@ -174,6 +196,13 @@ class RelayService:
                 case ConnectionLost(session):
                     self._ranks.discard(session)
                     closed.append(session)
+                    self._unused_since = time.monotonic()
+                case Rejected(address, why):
+                    self.strangers.rejected(address, why)
+                case Garbled(_, problem, address):
+                    self.strangers.garbled(address, problem)
+        for note in self.strangers.lines(time.monotonic()):
+            log.warn(note.text)
         for frame in frames_of(messages, closed):
             self._above.send(frame)
 

@@ -24,6 +24,7 @@ from samebits.launcher.follower import Follower, naming_what_runs_on
 from samebits.launcher.interrupts import Signals
 from samebits.launcher.processes import SCHEDULER, end, name_of, spoken
 from samebits.launcher.progress_line import keep_going_without_output
+from samebits.launcher.relay_process import end_relay, start_relay
 from samebits.launcher.spawning import Program, StartLock, hear_signals, is_here, launch, reserved
 from samebits.launcher.supervising import supervisor_for
 from samebits.launcher.worker_logs import LogEnds
@@ -132,15 +133,20 @@ def _program(ready: PreparedJob) -> Program:
 def _start(ready: PreparedJob, *, has_spares: bool) -> None:
     """Start all processes, the scheduler last; if that fails, end those that were started."""
     started: list[ProcessIdentity] = []
-    with reserved(ready.settings.log_dir, _names(ready, has_spares=has_spares)) as berths:
+    program, log_dir = _program(ready), ready.settings.log_dir
+    with reserved(log_dir, _names(ready, has_spares=has_spares)) as berths:
         try:
-            launch(berths, _program(ready), started)
+            if ready.start.has_relay:
+                start_relay(log_dir, program, ready.relay_listener.descriptors)
+            launch(berths, program, started)
         except Exception:
             prepare.say("the start failed: stopping the processes that were started")
             for identity in started:
                 end(identity, TERM_GRACE_S)
+            end_relay(log_dir)
             raise
     ready.listener.close()
+    ready.relay_listener.close()
 
 
 def _show(ready: PreparedJob, request: RunRequest) -> int:
@@ -167,6 +173,8 @@ def _show(ready: PreparedJob, request: RunRequest) -> int:
     for move in plan.moves:
         print(f"first moved aside: {move.path}")
     print("exported to all: " + " ".join(f"{key}={shlex.quote(value)}" for key, value in sorted(told.items())))
+    if ready.settings.relay is not None and ready.start.has_relay:
+        print(f"relay: at {ready.settings.relay.host}, on a free port; workers connect through it")
     for one in processes:
         said = " ".join(f"{key}={value}" for key, value in one["environment"].items() if value is not None)
         print(f"{spoken(one['process'])}: {said} {shlex.join(one['command'])}")
@@ -187,4 +195,5 @@ def _counted(ready: PreparedJob, *, has_spares: bool) -> str:
         spares = sum(int(node) >= settings.max_worker_num for node in nodes)
         workers = len(nodes) - spares
     said = counted(workers, "worker") + (f", {counted(spares, 'spare')}" if spares else "")
-    return said + (" and a scheduler" if ready.start.has_scheduler else "")
+    others = ["a scheduler"] * ready.start.has_scheduler + ["a relay"] * ready.start.has_relay
+    return said if not others else f"{said} and {others[0]}" if len(others) == 1 else f"{said}, {' and '.join(others)}"

@@ -38,12 +38,13 @@ from samebits.launcher.processes import (
     runs_in,
     spoken,
 )
+from samebits.launcher.relay_process import end_relay, listen_for_relay, wants_relay
 from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once
 from samebits.launcher.spawning import OF_ONE_PROCESS, Listener, Way, listen_for, names_port
 from samebits.net.address import folder_of_holder
 from samebits.net.curve import secret_words
 from samebits.net.descriptors import require_descriptors
-from samebits.scheduler_hosts import names_one
+from samebits.scheduler_hosts import SchedulerAddress, names_one, with_relay
 from samebits.service import cause_file
 from samebits.service.job_journal import clear, refresh, served_by
 from samebits.service.status import stored_view
@@ -273,6 +274,7 @@ class PreparedJob:
 
     Attributes:
         listener: sockets for its scheduler; empty if there is no scheduler here, or a ``port_problem``.
+        relay_listener: sockets for this host's relay; empty if it has none.
         port_problem: why SCHED_PORT cannot be listened on.
         said: a message about a choice that the user did not make, such as another port.
     """
@@ -280,6 +282,7 @@ class PreparedJob:
     settings: Settings
     start: JobSpec
     listener: Listener
+    relay_listener: Listener
     port_problem: str = ""
     said: str = ""
 
@@ -313,6 +316,10 @@ def read_start(request: RunRequest) -> PreparedJob:
     if (port := listener.chosen_port) is not None:
         said = f"the default SCHED_PORT={settings.sched_port} is in use; this job's scheduler listens on port {port}"
         settings, environment = replace(settings, sched_port=port), {**environment, "SCHED_PORT": str(port)}
+    relay, relay_listener = _relay(settings, request)
+    if relay is not None:
+        settings = replace(settings, relay=relay)
+        environment = {**environment, "SCHED_HOST": with_relay(relay, settings.sched_host)}
     start = JobSpec(
         folder=Path.cwd(),
         interpreter=sys.executable,
@@ -326,6 +333,7 @@ def read_start(request: RunRequest) -> PreparedJob:
         has_scheduler=request.has_scheduler,
         hosts=request.hosts,
         job=str(uuid.uuid4()) if request.has_scheduler else "",
+        has_relay=relay is not None,
         words=_typed(request),
     )
     settings = replace(config.in_folder(start.folder, settings), role=Role.SCHEDULER)
@@ -333,7 +341,16 @@ def read_start(request: RunRequest) -> PreparedJob:
         settings = replace(settings, journal_place=None)  # another host's launcher handles the journal
     secret_words(settings.cluster_secret, settings.cluster_secret_file)  # fail here rather than in every process
     cause_file.table_of(settings)
-    return PreparedJob(settings, start, listener, port_problem, said)
+    return PreparedJob(settings, start, listener, relay_listener, port_problem, said)
+
+
+def _relay(settings: Settings, request: RunRequest) -> tuple[SchedulerAddress | None, Listener]:
+    """Return the address of the relay that this launcher is to start, and its socket; None if it starts none."""
+    has_other_hosts, discovers_hosts = request.nodes is not None, bool(request.hosts)
+    if not wants_relay(settings, has_other_hosts=has_other_hosts, discovers_hosts=discovers_hosts):
+        return None, Listener()
+    address, one = listen_for_relay()
+    return address, Listener((one,))
 
 
 def _typed(request: RunRequest) -> tuple[str, ...]:
@@ -396,6 +413,7 @@ def prepare(ready: PreparedJob, *, fresh: bool) -> None:
             found = replace(found, holder=str(holder or "an unknown process"))
     try:
         plan = plan_start(found, fresh=fresh)
+        end_relay(settings.log_dir)  # of the job before
         _carry_out(plan)
         if any(move.path == settings.recovery_path for move in plan.moves):
             clear(settings, "samebits run", say)

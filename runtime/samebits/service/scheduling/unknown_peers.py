@@ -39,6 +39,7 @@ class Offence(enum.Enum):
     SILENT = "connections that closed without a message, or sent one that is too long"
     TOO_MANY = "connections beyond the limit"
     ENDLESS = "connections with an endless message"
+    FLOOD = "connections that sent more than can be read (a flood)"
     GARBLED = "messages"
     REGISTRATION = "more registrations"
 
@@ -53,6 +54,7 @@ _OFFENCE_OF = {
     Rejection.HANDSHAKE: Offence.HANDSHAKE,
     Rejection.SILENT: Offence.SILENT,
     Rejection.ENDLESS: Offence.ENDLESS,
+    Rejection.FLOOD: Offence.FLOOD,
     Rejection.TOO_MANY: Offence.TOO_MANY,
 }
 

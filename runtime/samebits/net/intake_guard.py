@@ -1,0 +1,82 @@
+"""Close connections that fill this process's memory while its main thread is busy.
+
+ZeroMQ's own thread receives even while the main thread waits for a disk, and its queues have no limit here (see
+``net.server``). So a thread of this module looks at the process's memory. If it grows while nothing is drained, the
+connections that go on sending are closed: no process of a job has so much unanswered. While the main thread drains, it
+closes floods itself.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from samebits.net.gate import bytes_received, shut_down
+
+LOOK_S = 0.2
+GROWTH_BYTES = 64 << 20
+"""Growth of the process without a drain from which on the connections are compared."""
+COMPARE_S = 0.2
+FLOOD_BYTES = 2 << 20
+"""Bytes of one connection in ``COMPARE_S``."""
+
+
+class IntakeGuard:
+    """Watches the connections of one listening socket.
+
+    Args:
+        port: that the socket listens on. The main thread may not know its newest connections yet.
+        cut: called from this object's thread with the descriptor of a connection that was closed.
+
+    Attributes:
+        has_drained: set by the main thread whenever it reads messages.
+    """
+
+    def __init__(self, port: int, cut: Callable[[int], object]) -> None:
+        self.has_drained = True
+        self._port, self._cut = port, cut
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="samebits-intake-guard", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._is_closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        before = 0
+        while not self._is_closed.wait(LOOK_S):
+            if self.has_drained:
+                self.has_drained = False
+                before = _resident_bytes()
+            elif _resident_bytes() - before >= GROWTH_BYTES:
+                self._compare()
+
+    def _compare(self) -> None:
+        first = {one: bytes_received(one) for one in _descriptors() if self._is_served(one)}
+        self._is_closed.wait(COMPARE_S)
+        for descriptor, received in first.items():
+            later = bytes_received(descriptor)
+            if received is not None and later is not None and later - received >= FLOOD_BYTES:
+                self._cut(descriptor)
+                shut_down(descriptor)
+
+    def _is_served(self, descriptor: int) -> bool:
+        try:
+            one = socket.socket(fileno=os.dup(descriptor))
+        except OSError:
+            return False  # closed, or no socket
+        with one:
+            return one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == self._port
+
+
+def _descriptors() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
