@@ -169,6 +169,8 @@ class MeshKills:
             number = chance.randint(1, STEPS)
         elif points is SAVE_POINTS:
             number = chance.randrange(0, STEPS, INTERVAL)
+            if number == 0 and 0 in ranks and len(ranks) > 1:
+                number = INTERVAL  # rank 0 saves its initial state before it sends it to the others
         else:
             number = 1 if point == "forming" and chance.random() < 0.5 else 2
             first = chance.choice(mesh.ranks) if number == 2 else None
