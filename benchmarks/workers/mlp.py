@@ -62,12 +62,13 @@ class Mlp:
         return loss
 
     def digest(self) -> str:
-        """SHA-256 of all weights and of the optimizer's momentum."""
+        """SHA-256 of all weights and of the optimizer's momentum; a collective if they are sharded."""
         digest = hashlib.sha256()
         for parameter in self.model.parameters():
             for tensor in (parameter.detach(), self.optimizer.state[parameter].get("momentum_buffer")):
                 if tensor is not None:
-                    digest.update(tensor.numpy().data)
+                    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+                    digest.update(whole.numpy().data)
         return digest.hexdigest()
 
     def _learn(self, model: nn.Module, number: int) -> torch.Tensor:

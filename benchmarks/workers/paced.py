@@ -20,6 +20,8 @@ INTERVAL = "BENCHMARK_CHECKPOINT_STEPS"
 """Environment variable: steps between two checkpoints."""
 RNG = "BENCHMARK_RNG"
 """Environment variable: ``saved``, the default of a state's ``rng``; then the steps have dropout to depend on it."""
+MESH = "BENCHMARK_MESH"
+"""Environment variable: sizes of the device mesh over which the model is sharded, as in ``2,2``; without it, DDP."""
 _NUMBER = struct.Struct("=q")
 _LOOK_EVERY_S = 0.002
 

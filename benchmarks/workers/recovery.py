@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import samebits
 from benchmarks.moments import Notebook, before_and_after
 from benchmarks.workers.mlp import SEED, Mlp
-from benchmarks.workers.paced import INTERVAL, PACE, RNG, Pace
+from benchmarks.workers.paced import INTERVAL, MESH, PACE, RNG, Pace
 from samebits.service.agent import Agent
 from samebits.training.checkpoint.state_points import StatePoints
 from samebits.training.group.group import Group
@@ -49,7 +51,7 @@ def train_ours() -> None:
 
     samebits.init()
     mode = os.environ.get(RNG, "per_step")
-    mlp = Mlp(dropout=DROPOUT if mode == "saved" else 0.0)
+    mlp = Mlp(_wrap(), dropout=DROPOUT if mode == "saved" else 0.0)
     state = samebits.elastic.TorchState(
         mlp.model,
         mlp.optimizer,
@@ -66,6 +68,18 @@ def train_ours() -> None:
         run_paced(mlp, notebook, lambda: state.completed_steps, state.commit, state.check_host_updates)
 
     train(state)
+
+
+def _wrap() -> Callable[[nn.Module], nn.Module]:
+    """Return what makes the model a distributed one: DDP, or FSDP2 on the wanted mesh."""
+    if MESH not in os.environ:
+        return DistributedDataParallel
+    from torch.distributed.device_mesh import init_device_mesh  # slow to import, and DDP needs none of it
+    from torch.distributed.fsdp import fully_shard
+
+    sizes = tuple(map(int, os.environ[MESH].split(",")))
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp_replicate", "dp_shard")[-len(sizes) :])
+    return lambda model: fully_shard(model, mesh=mesh)
 
 
 def train_plain() -> None:

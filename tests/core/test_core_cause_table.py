@@ -199,6 +199,9 @@ def test_with_a_launcher_another_process_takes_its_place() -> None:
     house = training_house(2, token=b"t" * 32)
     house.close("s1", gone=True)
     assert causes_of(house).endswith("(node; a new process takes its place)")
+    house = training_house(2, token=b"t" * 32, restarts=False)  # MAX_RESTARTS=0
+    house.close("s1", gone=True)
+    assert causes_of(house).endswith("(node; the others wait for it)")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def test_recipe_without_ddp_ends_within_three_steps(recipe: Callable[..., Job]) 
     assert (odd, alike) == ("1", "0")
     assert rest.startswith("model.linear.weight and ")
     assert "most likely no DistributedDataParallel is in use" in rest
+    assert "as in expert parallelism, make these parameters DTensors" in rest
     assert "Fix: wrap the model in DistributedDataParallel before samebits.elastic.run" in rest
 
 

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
 from samebits.store.checkpoint import Manifest, MemoryRoom, TensorPart, encode_header, encode_manifest, memory_buffer
 from tests.store.points import CHUNK_BYTES, LAYOUT, TREE, header_of
 
@@ -46,3 +55,44 @@ def fill_and_hash(room: MemoryRoom, step: int, generation: int = 1, *, count: in
     name = fill(room, step, generation, count=count)
     hash_slot(room, name)
     return name
+
+
+ENDING_HOLDER = """
+import ctypes, fcntl, os, sys, threading
+room = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(room, fcntl.LOCK_EX)
+def end_when_told():
+    print(flush=True)
+    sys.stdin.read()
+    os._exit(0)
+threading.Thread(target=end_when_told).start()
+exit_of_a_thread = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
+ctypes.CDLL(None).syscall(exit_of_a_thread, 0)  # as if the kernel had begun to end this process
+"""
+
+
+@contextlib.contextmanager
+def locked_by_an_ending_process(room: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Hold the room's lock in a process whose first thread has ended, until its standard input is closed."""
+    command = [sys.executable, "-c", ENDING_HOLDER, str(room)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        assert holder.stdout.readline() == b"\n"
+        while " Z " not in Path(f"/proc/{holder.pid}/stat").read_text():
+            assert holder.poll() is None
+        try:
+            yield holder
+        finally:
+            holder.stdin.close()
+
+
+def on_first_sleep(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    """Have this done when the room's lock is first awaited."""
+    sleep, actions = time.sleep, [action]
+
+    def slept(pause_s: float) -> None:
+        if actions:
+            actions.pop()()
+        sleep(pause_s)
+
+    monkeypatch.setattr(time, "sleep", slept)

@@ -31,7 +31,8 @@ def follow(points: KillPoints, kills: list[str], marks: Path) -> None:
     def hook(state: samebits.elastic.TorchState) -> None:
         def forward(_: object, __: object, output: torch.Tensor) -> None:
             points.here("forward", step_of[0] + 1)
-            output.register_hook(lambda _: points.here("backward", step_of[0] + 1))  # later blocks are reduced
+            if output.requires_grad:  # a pipeline infers its shapes without gradients
+                output.register_hook(lambda _: points.here("backward", step_of[0] + 1))  # later blocks are reduced
 
         for part in state.model:  # the stages of a pipeline, or one
             part.blocks[0].register_forward_hook(forward)

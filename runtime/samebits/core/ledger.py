@@ -102,6 +102,7 @@ class Policy:
     reset_limit: int = 0  # generations beyond the first; 0: no limit
     job: str = ""  # the id that the launcher gave the job; "": this scheduler was started by hand
     token: bytes = field(default=b"", repr=False)  # of the job's launcher; b"": none, or unknown here
+    restarts: bool = True  # whether the job's launcher restarts dead processes
     watches: bool = True  # whether to watch members for progress
     step_timeout_s: float | None = None  # the longest time without a step; None: learned
     ends_stuck: bool = True  # False: hung members are only reported

@@ -888,7 +888,7 @@ class SchedulerCore:
         means = Means(
             goes_on=policy.recovery,
             spare=self._world.spare_said(seat),
-            has_launcher=bool(policy.token),
+            has_launcher=bool(policy.token) and policy.restarts,
             shrinks_after_s=policy.shrink_grace_s if left >= policy.min_world_size else None,
         )
         return row, judged(row, means)

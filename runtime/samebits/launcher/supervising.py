@@ -48,7 +48,7 @@ from samebits.service.fork_orders import ForkResult, Order
 from samebits.store import private
 from samebits.store.checkpoint.memory_buffer import available_bytes
 from samebits.store.owner import read_owner, read_token
-from samebits.store.process_identity import ProcessIdentity
+from samebits.store.process_identity import ProcessIdentity, lock_holder
 
 NAME = "zygote"
 ANSWER_S = 10.0  # a fork takes milliseconds, so one that takes longer is not waited for
@@ -215,12 +215,8 @@ def supervisor_of(log_dir: Path) -> ProcessIdentity | None:
         lock = (log_dir / LOCK_FILE).stat()
     except OSError:
         return None
-    place = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
-    for line in Path("/proc/locks").read_text().splitlines():
-        match line.split():
-            case [_, "FLOCK", _, "WRITE", pid, where, *_] if where == place:
-                return ProcessIdentity.of(int(pid))
-    return None
+    holder = lock_holder(lock)
+    return holder if holder is not None and holder.is_alive() else None
 
 
 class Supervisor:

@@ -30,8 +30,8 @@ HOLDER_FILE = "lock.holder"
 
 _MAX_HOLDER_FILE_BYTES = 64 * 1024
 _POLL_S = 0.1  # how soon a lock that its live holder released is noticed
-_ENDING_POLL_S = 0.002
-_ENDS_WITHIN_S = 10.0  # enough for the kernel to free 200 GB; a process stuck in the kernel is not awaited for longer
+ENDING_POLL_S = 0.002
+ENDS_WITHIN_S = 10.0  # enough for the kernel to free 200 GB; a process stuck in the kernel is not awaited for longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +180,10 @@ class DirectoryLock:
             text = self._held_by(holder)
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                if is_last or left_s < -_ENDS_WITHIN_S:
+                if is_last or left_s < -ENDS_WITHIN_S:
                     raise LockedError(f"{text}. Fix: end that process, or choose another folder")
                 is_last = holder is None or not holder.is_ending()  # it may have just ended, so make one more attempt
-                time.sleep(0 if is_last else _ENDING_POLL_S)
+                time.sleep(0 if is_last else ENDING_POLL_S)
                 continue
             if on_wait is not None and text != said:
                 on_wait(text)

@@ -159,6 +159,21 @@ def machine_id() -> bytes:
     return hashlib.blake2b(found.encode(), digest_size=4).digest()
 
 
+def lock_holder(file: os.stat_result) -> ProcessIdentity | None:
+    """Return the process that has locked this file exclusively (flock(2)), even if it is ending; None if none is seen.
+
+    Processes of other pid namespaces are not seen (proc_locks(5)).
+    """
+    place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    with contextlib.suppress(OSError):  # not Linux
+        for line in Path("/proc/locks").read_text().splitlines():
+            match line.split():
+                case [_, "FLOCK", _, "WRITE", pid, where, *_] if where == place:
+                    stat = _stat_of(int(pid))
+                    return None if stat is None else ProcessIdentity(int(pid), stat.started_at)
+    return None
+
+
 def write_pid_file(path: Path, identity: ProcessIdentity) -> None:
     """Write the process's line to ``path`` atomically."""
     durable.write_file_atomically(path, identity.to_line().encode())

@@ -32,31 +32,35 @@ FIRST_SPARE = 100  # a node id that names no slot
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Sizes of the example's dimensions: replicas, ranks that each is sharded over, tensor-parallel ranks."""
+    """Sizes of the example's dimensions: replicas, ranks that each is sharded over, tensor-parallel ranks, stages.
+
+    A mesh with stages has no replicas.
+    """
 
     replicate: int
     shard: int
     tensor: int
     weight: int
+    stages: int = 1
 
     @property
     def ranks(self) -> range:
-        return range(self.replicate * self.shard * self.tensor)
+        return range(self.replicate * self.shard * self.tensor * self.stages)
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        sizes = (self.replicate, self.shard, self.tensor)
-        names = ("--dp-replicate", "--dp-shard", "--tp")
+        sizes = (self.replicate, self.shard, self.tensor, self.stages)
+        names = ("--dp-replicate", "--dp-shard", "--tp", "--pp")
         return tuple(word for name, size in zip(names, sizes, strict=True) for word in (name, str(size)))
 
     def shard_groups(self) -> list[list[int]]:
-        """Return the ranks of each replica: those that hold the parts of one copy of the model."""
+        """Return the ranks of each replica, or stage: those that hold the parts of one copy of the model."""
         size = self.shard * self.tensor
         return [list(self.ranks[first : first + size]) for first in self.ranks[::size]]
 
     def loses_a_shard(self, ranks: Sequence[int]) -> bool:
         """Return whether no other rank holds what one of these holds."""
-        size = self.shard * self.tensor
+        size = self.shard * self.tensor * self.stages
         survivors = {rank % size for rank in self.ranks if rank not in ranks}
         return survivors != set(range(size))
 
@@ -65,6 +69,7 @@ MESHES = {
     "hsdp": Mesh(2, 2, 1, weight=4),
     "fsdp2": Mesh(1, 4, 1, weight=4),
     "fsdp2-tp": Mesh(1, 2, 2, weight=4),
+    "pp-fsdp2": Mesh(1, 2, 1, weight=3, stages=2),
     "replicate-tp": Mesh(2, 1, 2, weight=2),
     "tp": Mesh(1, 1, 2, weight=2),
     "hsdp-tp": Mesh(2, 2, 2, weight=1),
@@ -76,7 +81,7 @@ class Target(StrEnum):
 
     RANK = "one rank"
     TWO = "two ranks of one shard group"
-    REPLICA = "a whole replica"
+    REPLICA = "a whole replica or stage"
     ZERO = "rank 0"
     SCHEDULER = "the scheduler"
     EVERYTHING = "everything"
@@ -164,6 +169,8 @@ class MeshKills:
             number = chance.randint(1, STEPS)
         elif points is SAVE_POINTS:
             number = chance.randrange(0, STEPS, INTERVAL)
+            if number == 0 and 0 in ranks and len(ranks) > 1:
+                number = INTERVAL  # rank 0 saves its initial state before it sends it to the others
         else:
             number = 1 if point == "forming" and chance.random() < 0.5 else 2
             first = chance.choice(mesh.ranks) if number == 2 else None

@@ -23,6 +23,7 @@ from samebits.training.checkpoint.kept_generators import (
     decoded,
     read_page,
 )
+from tests.store.slots import locked_by_an_ending_process
 
 JOB = "job-1"
 
@@ -197,6 +198,8 @@ def test_page_is_orphaned_once_its_process_has_released_it(tmp_path: Path) -> No
     assert read_page(tmp_path, JOB, 0, only_orphaned=True) is None
     page.let_go()
     assert read_page(tmp_path, JOB, 0, only_orphaned=True) == read_page(tmp_path, JOB, 0)
+    with locked_by_an_ending_process(page.path):
+        assert read_page(tmp_path, JOB, 0, only_orphaned=True) is not None
 
 
 def test_held_page_outlives_its_room_and_another_jobs_sweep(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from samebits.core.point import Point
 from samebits.errors import CheckpointError
 from samebits.printable import counted
 from samebits.store.checkpoint import PointHeader, rooms_of
+from samebits.store.checkpoint.memory_room import RoomKind, room_path
 from samebits.training.checkpoint import shard_copies, staging
 from samebits.training.checkpoint.shard_copies import DECIDED_AT, CopySchedule, ShardCopies, ShardsAtRest
+from tests.store.slots import locked_by_an_ending_process, on_first_sleep
 
 JOB, SLOT = "a-job", 3
 
@@ -108,10 +110,11 @@ def successor(copies: ShardCopies, memory: Path) -> ShardCopies:
     return ShardCopies(JOB, memory=memory)
 
 
-def test_the_last_two_commits_outlive_their_process(tmp_path: Path) -> None:
+def test_the_last_two_commits_outlive_their_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     copies = ShardCopies(JOB, memory=tmp_path)
     copied(copies, (1,), (2,), (3,))
     assert ShardCopies(JOB, memory=tmp_path).offer(SLOT) == ()  # its process lives
+    assert "the copies of commits of slot 3 are not used" in caplog.text
     after = successor(copies, tmp_path)
     assert after.offer(SLOT) == (KeptCommit(Point(3, 1), 3), KeptCommit(Point(2, 1), 2))
     for step in (2, 3):
@@ -122,6 +125,16 @@ def test_the_last_two_commits_outlive_their_process(tmp_path: Path) -> None:
     assert [one.point.step for one in after.offer(SLOT)] == [4, 3]
     after.discard()
     assert rooms_of(tmp_path, JOB) == []
+
+
+def test_commits_of_an_ending_process_are_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = ShardCopies(JOB, memory=tmp_path)
+    copied(copies, (1,))
+    copies.close()
+    with locked_by_an_ending_process(room_path(tmp_path, JOB, SLOT, kind=RoomKind.COMMITTED)) as holder:
+        assert holder.stdin is not None
+        on_first_sleep(monkeypatch, holder.stdin.close)
+        assert ShardCopies(JOB, memory=tmp_path).offer(SLOT) == (KeptCommit(Point(1, 1), 1),)
 
 
 def test_a_copy_that_was_being_made_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,8 @@ _FIXES = {
     "end early, and move an ElasticSampler only by record_batch() and, to the next epoch, set_epoch()",
     PartKind.TRAINED: (
         "Fix: wrap the model in DistributedDataParallel before samebits.elastic.run, or all-reduce every gradient "
-        "before optimizer.step()"
+        "before optimizer.step(). If ranks are meant to differ, as in expert parallelism, make these parameters "
+        "DTensors (docs/reference/sharded-models.md)"
     ),
     PartKind.UNTRAINED: "Fix: change this parameter alike on every rank, or make it a buffer",
     PartKind.SHARED: "Fix: make it equal in the state's sync(), or leave it out of shared_values()",

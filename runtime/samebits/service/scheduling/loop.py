@@ -585,6 +585,7 @@ def policy_of(settings: Settings) -> Policy:
         straggler_factor=None if settings.straggler.policy == "off" else settings.straggler.factor,
         swaps_stragglers=settings.straggler.policy == "swap",
         causes=cause_file.table_of(settings),
+        restarts=settings.max_restarts > 0,
     )
 
 

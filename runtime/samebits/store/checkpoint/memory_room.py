@@ -40,6 +40,8 @@ from samebits.store.checkpoint.memory_buffer import (
     read_manifest,
 )
 from samebits.store.checkpoint.point_format import decode_manifest
+from samebits.store.lock import ENDING_POLL_S, ENDS_WITHIN_S
+from samebits.store.process_identity import lock_holder
 
 SHARED_MEMORY = Path("/dev/shm")
 NAMES = ("a", "b")
@@ -402,7 +404,7 @@ def _lock(base: Path, path: Path) -> int:
         descriptor = open_room(base, path)
         if descriptor is None:
             continue  # another job's sweep has just removed it
-        if not try_lock(descriptor):
+        if not _lock_once_free(descriptor):
             os.close(descriptor)
             raise LockedError(f"{path}: another live process uses the memory slots of this rank. Fix: end it first")
         if os.fstat(descriptor).st_nlink > 0:
@@ -468,6 +470,23 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
+def _lock_once_free(descriptor: int) -> bool:
+    """Lock an open folder for this process; return False if another live process uses it.
+
+    A process that the kernel is ending is awaited: its connections may be closed long before its locks, so that its
+    replacement is here first.
+    """
+    deadline_s, unseen = time.monotonic() + ENDS_WITHIN_S, 0
+    while not try_lock(descriptor):
+        holder = lock_holder(os.fstat(descriptor))
+        unseen += holder is None  # just released, or locked for a moment by :func:`is_locked`
+        is_alive = holder is not None and not holder.is_ending()
+        if is_alive or unseen > _ATTEMPTS or time.monotonic() > deadline_s:
+            return try_lock(descriptor)
+        time.sleep(ENDING_POLL_S)
+    return True
+
+
 def _is_page_held(room: int) -> bool:
     """Return whether a live process writes the page of an open room."""
     try:
@@ -487,6 +506,14 @@ def is_locked(descriptor: int) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def is_used(descriptor: int) -> bool:
+    """Return whether a process holds the lock that the kernel is not ending."""
+    if not is_locked(descriptor):
+        return False
+    holder = lock_holder(os.fstat(descriptor))
+    return holder is None or not holder.is_ending()
 
 
 class _Holder(Protocol):

@@ -297,7 +297,7 @@ def read_page(base: Path, job: str, slot: int, *, only_orphaned: bool = False) -
         return None
     try:
         with durable.disk_errors(path, "reading the page of the generators"):
-            is_wanted = not only_orphaned or not memory_room.is_locked(descriptor)
+            is_wanted = not only_orphaned or not memory_room.is_used(descriptor)
             return os.pread(descriptor, FILE_BYTES + 1, 0) if is_wanted else None
     finally:
         os.close(descriptor)

@@ -196,6 +196,7 @@ class ShardCopies:
         self._staging: Staging | None = None
         self._begun: Point | None = None
         self._rejected: set[Point] = set()
+        self._locked_slot: int | None = None  # whose lock was logged
         self.is_off = False
 
     def begins(self, begun: Point) -> None:
@@ -305,8 +306,11 @@ class ShardCopies:
         self.close()
         try:
             room = MemoryRoom(self._memory, self._job, slot, kind=RoomKind.COMMITTED)
-        except LockedError:
-            return False  # a process that was given up still lives
+        except LockedError as error:  # a process that was given up still lives
+            if slot != self._locked_slot:
+                self._locked_slot = slot
+                log.warn(f"the copies of commits of slot {slot} are not used: {error}")
+            return False
         except StoreError as error:
             if not self.is_off:
                 self.is_off = True

@@ -22,9 +22,16 @@ from samebits.store.checkpoint.memory_buffer import (
     SlotHeader,
     decode_header,
 )
-from samebits.store.checkpoint.memory_room import SWEPT_AFTER_S, is_being_hashed, room_path
+from samebits.store.checkpoint.memory_room import SWEPT_AFTER_S, is_being_hashed, is_locked, room_path
 from tests.store.points import JOB, change_byte
-from tests.store.slots import content_of, fill, fill_and_hash, hash_slot
+from tests.store.slots import (
+    content_of,
+    fill,
+    fill_and_hash,
+    hash_slot,
+    locked_by_an_ending_process,
+    on_first_sleep,
+)
 
 HEADER = SlotHeader(7, BufferStage.HASHED, 100, 2 * HEADER_BYTES, 5000)
 FILE_BYTES = 4 * HEADER_BYTES
@@ -306,6 +313,24 @@ def test_room_has_one_live_owner(tmp_path: Path) -> None:
         MemoryRoom(tmp_path, JOB, 0)
     MemoryRoom(tmp_path, JOB, 1).close()
     room.close()
+    MemoryRoom(tmp_path, JOB, 0).close()
+
+
+def test_room_of_an_ending_process_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    MemoryRoom(tmp_path, JOB, 0).close()
+    with locked_by_an_ending_process(room_path(tmp_path, JOB, 0)) as holder:
+        assert holder.stdin is not None
+        on_first_sleep(monkeypatch, holder.stdin.close)
+        MemoryRoom(tmp_path, JOB, 0).close()
+
+
+def test_room_at_which_another_process_looks_is_locked_a_moment_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MemoryRoom(tmp_path, JOB, 0).close()
+    room = os.open(room_path(tmp_path, JOB, 0), os.O_RDONLY)
+    assert not is_locked(room)  # holds a shared lock until its descriptor is closed
+    on_first_sleep(monkeypatch, lambda: os.close(room))
     MemoryRoom(tmp_path, JOB, 0).close()
 
 
