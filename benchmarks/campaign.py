@@ -306,7 +306,7 @@ def run(options: argparse.Namespace) -> tuple[list[Result], dict[str, str]]:
     """Run everything that was asked for; the folder of a job that went wrong is kept."""
     missing: dict[str, str] = {}
     folder = Path(tempfile.mkdtemp(prefix="samebits-campaign-"))
-    progress = Progress(f"{len(options.only)} kinds of fault, jobs {', '.join(options.job)}, in {folder}", missing)
+    progress = Progress(f"{len(options.only)} kinds of fault, {', '.join(options.who)}, in {folder}", missing)
     results = [
         Result(kind.name, OURS, job, Verdict.NO_DEVICE)
         for kind in named(options.only)

@@ -33,7 +33,7 @@ from samebits.store.process_identity import ProcessIdentity
 __all__ = ["PEERS", "Ended", "needs", "run"]
 
 STEPS, FAULT_AT, CHECKPOINT_EVERY = 400, 150, 20
-BEGINS_WITHIN_S, QUIET_S, LOOK_S = 120.0, 60.0, 0.05
+BEGINS_WITHIN_S, QUIET_S, LOOK_S = 300.0, 60.0, 0.05
 RESTARTS = 5
 _CHECKPOINT = "checkpoint.safetensors"
 _SHOWN = 200
@@ -81,7 +81,10 @@ def run(peer: str, python: str, kind: Kind | None, rng: random.Random) -> Ended:
     stage = Stage()
     try:
         job = _Job(stage, peer, python)
-        job.start()
+        try:
+            job.start()
+        except TimeoutError as error:
+            return Ended(hung=str(error))
         if kind is None:
             return job.end()
         if not job.wait_for(FAULT_AT):
@@ -194,18 +197,19 @@ class _Job:
 
     def _wait(self, done: Callable[[], bool]) -> str:
         """Wait until ``done()``; return the words about a job that is over or stands still before that."""
-        seen, quiet_s = 0, time.monotonic() + BEGINS_WITHIN_S
+        seen, allowed_s, quiet_s = 0, BEGINS_WITHIN_S, time.monotonic() + BEGINS_WITHIN_S
         while True:
             self._stage.channel.drain()
             if done():
                 return ""
             count = len(self._stage.channel.moments)
             if count != seen:
-                seen, quiet_s = count, time.monotonic() + (QUIET_S if self.highest() else BEGINS_WITHIN_S)
+                allowed_s = QUIET_S if self.highest() else BEGINS_WITHIN_S
+                seen, quiet_s = count, time.monotonic() + allowed_s
             if problem := self._over():
                 return problem
             if time.monotonic() > quiet_s:
-                return f"no step for {QUIET_S:g} s"
+                return f"no step for {allowed_s:g} s"
             time.sleep(LOOK_S)
 
     def _over(self) -> str:
