@@ -71,6 +71,11 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     detail: str = ""
 
     @property
+    def name(self) -> str:
+        """System, job if it has several, and kind."""
+        return ", ".join(filter(None, (self.system, self.job, self.kind)))
+
+    @property
     def is_wrong(self) -> bool:
         return self.verdict in (Verdict.OTHER, Verdict.ENDED, Verdict.HUNG, Verdict.NOT_GIVEN)
 
@@ -225,7 +230,7 @@ def text_of(results: Sequence[Result], sources: Mapping[str, Sequence[str]]) -> 
         ]
         if any(cells):
             rows.append([kind.name, *(cell or "–" for cell in cells), ", ".join(sources[kind.name])])
-    wrong = [f"{one.system}, {one.job}, {one.kind}: {one.verdict}: {one.detail}" for one in results if one.is_wrong]
+    wrong = [f"{one.name}: {one.verdict}: {one.detail}" for one in results if one.is_wrong]
     return "\n".join([table(["", *(f"{system} {job}".strip() for system, job in columns), "source"], rows), *wrong])
 
 
@@ -318,7 +323,7 @@ def run(options: argparse.Namespace) -> tuple[list[Result], dict[str, str]]:
         results.append(one)
         if options.into is not None:
             parts.add(options.into, one)
-        progress.say(f"{one.system}, {one.job}, {one.kind}: {_cell([one])}: {one.detail}")
+        progress.say(f"{one.name}: {_cell([one])}: {one.detail}")
     with contextlib.suppress(OSError):
         if not any(one.is_wrong for one in results):
             shutil.rmtree(folder)

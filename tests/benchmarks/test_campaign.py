@@ -127,6 +127,7 @@ def test_table_has_a_column_for_each_job_and_a_line_for_each_wrong_one() -> None
     (kill,) = [line for line in lines if line.startswith("kill ")]
     assert "same bits, 0.2 s" in kill and "other bits, 1.5 s" in kill and "same bits, 4.0 s" in kill
     assert "SameBits, mesh, kill: other bits: after step 40: SIGKILL" in lines
+    assert "torchrun, tensor corruption: other bits: " in lines
     document = report(results, {"torchft": "ModuleNotFoundError: No module named 'torchft'"}).document()
     assert problems(document) == []
     assert document["ratios"] == {"same_bits": 0.5}
