@@ -5,7 +5,7 @@ the same model one after the other, each for the same time, and lose a rank ever
 warm spare (the victim is restarted as the next one), SameBits without (the victim is restarted without waiting),
 torchrun, and torchft if an interpreter with it is named. Only steps that were kept count, so the figure includes every
 cost of a recovery: a restart, a redone step, a spare's imports on the same cores. The job's own events show where the
-time went.
+time went, also by the names (``BadputType``) of Google's ml-goodput-measurement.
 
 On a shared machine speed varies over time. So each contestant runs between two windows of the undisturbed run and is
 compared with those two alone. If they differ by more than 5 %, its figure is given, marked as not comparable, and left
@@ -19,6 +19,7 @@ between kills are summed.
 from __future__ import annotations
 
 import argparse
+import collections
 import math
 import os
 import random
@@ -39,6 +40,7 @@ from benchmarks.recovery_peers import TORCHFT, TORCHRUN, name_torchft, start_tor
 from benchmarks.report import MISSING, Progress, Report, rounded, table
 from benchmarks.workers.paced import INTERVAL
 from samebits.account.event_log import read_events
+from samebits.account.goodput import badput_s
 from samebits.account.history import account
 
 CHECKPOINT_EVERY = "100"
@@ -253,7 +255,9 @@ def report(measured: Mapping[str, Sequence[Part]]) -> Report:
     def figures(name: str) -> dict[str, Any]:
         of_one = measured[name]
         windows = [window.step_s * 1000 for part in of_one for window in (part.before, part.after)]
-        spent = dict.fromkeys(bucket for part in of_one for bucket in part.run.buckets_s)
+        spent = collections.Counter[str]()
+        for part in of_one:
+            spent.update(part.run.buckets_s)
         return {
             "parts_count": len(of_one),
             "comparable_parts_count": len(comparable[name]),
@@ -262,7 +266,8 @@ def report(measured: Mapping[str, Sequence[Part]]) -> Report:
             "kills_count": sum(part.run.kills for part in of_one),
             "undisturbed_fastest_step_ms": rounded(min(windows)),
             "undisturbed_slowest_step_ms": rounded(max(windows)),
-            **{f"{bucket}_s": rounded(sum(part.run.buckets_s.get(bucket, 0) for part in of_one)) for bucket in spent},
+            **{f"{name}_s": rounded(s) for name, s in spent.items()},
+            **{f"{name}_s": rounded(s) for name, s in badput_s(spent).items()},
         }
 
     every = [

@@ -179,10 +179,13 @@ class Stage:
 
     def require_alive(self) -> None:
         """Raise ChildProcessError if a process has ended by itself."""
-        for name, process in self._running.items():
-            status = process.poll()
-            if status is not None:
-                raise ChildProcessError(f"{name} ended with status {status} in the middle of a measurement")
+        for name, status in self.ended().items():
+            raise ChildProcessError(f"{name} ended with status {status} in the middle of a measurement")
+
+    def ended(self) -> dict[str, int]:
+        """Return the exit status of each process that has ended by itself, by name."""
+        found = {name: process.poll() for name, process in self._running.items()}
+        return {name: status for name, status in found.items() if status is not None}
 
     def pids(self) -> dict[str, int]:
         """Return the pids of the processes that were started and not ended, by name."""

@@ -15,9 +15,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.moments import Channel
 from benchmarks.processes import REPOSITORY, Stage, free_port, wait_until_listening, worker_module, worker_name
@@ -100,16 +101,16 @@ def torchrun_command() -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *flags, *worker_module(TORCHRUN)[1:]]
 
 
+def interpreter(python: str) -> str:
+    """Return an absolute path, since processes run in folders of their own; a link determines the environment."""
+    return str(Path(shutil.which(python) or python).absolute())
+
+
 # --- torchft ----------------------------------------------------------------------------------------------------------
 
 
 def name_torchft(parser: argparse.ArgumentParser) -> None:
-    """Return ``--torchft`` as an absolute path, since processes run in folders of their own."""
-
-    def interpreter(python: str) -> str:
-        # a link is not resolved: it determines the environment
-        return str(Path(shutil.which(python) or python).absolute())
-
+    """Add ``--torchft``."""
     parser.add_argument(
         "--torchft", type=interpreter, default=sys.executable, metavar="PYTHON", help="that has torchft (default: this)"
     )
@@ -130,7 +131,7 @@ def _lighthouse(python: str) -> str | None:
     return shutil.which("torchft_lighthouse", path=str(Path(python).parent))
 
 
-def start_torchft(stage: Stage, python: str) -> Callable[[int], int]:
+def start_torchft(stage: Stage, python: str, shared: Mapping[str, str] = MappingProxyType({})) -> Callable[[int], int]:
     """Start its lighthouse; return a function that starts a rank's worker and returns its pid."""
     lighthouse = _lighthouse(python)
     assert lighthouse is not None, "torchft_needs() was not asked"
@@ -142,7 +143,7 @@ def start_torchft(stage: Stage, python: str) -> Callable[[int], int]:
     command = [python, *worker_module(TORCHFT)[1:]]
 
     def start(rank: int) -> int:
-        variables = {"TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}", "BENCHMARK_RANK": str(rank)}
+        variables = {**shared, "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}", "BENCHMARK_RANK": str(rank)}
         return stage.start(worker_name(rank), command, variables).pid
 
     return start

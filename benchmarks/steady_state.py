@@ -37,6 +37,7 @@ WITHIN_S = 300.0
 TARGET = 0.99
 Start = Callable[[Stage, Sequence[str]], list[subprocess.Popen[bytes]]]
 KIB = 1024
+HELD_STATES, HELD_BYTES = 1.2, 32 * KIB**2  # wanted: a rank's memory above plain DDP's is at most this
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +297,8 @@ def _people(workload: Workload, windows: Windows) -> str:
     return (
         f"{table(header, rows)}\nlower quartile, ours ÷ plain's own: {ours / again:.3f} (wanted: {TARGET} or more)\n"
         f"a rank's memory above plain DDP's: {held[0]} with a commit every step, {held[1]} with one every "
-        f"{COPYING_STEPS} (weights and moments are {workload.state_bytes / KIB**2:.1f} MiB)"
+        f"{COPYING_STEPS} (weights and moments are {workload.state_bytes / KIB**2:.1f} MiB; wanted: "
+        f"{(HELD_STATES * workload.state_bytes + HELD_BYTES) / KIB**2:.1f} MiB or less)"
     )
 
 

@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["ENDLESSLY", "INTERVAL", "PACE", "Pace"]
+__all__ = ["ENDLESSLY", "INTERVAL", "LAST_STEP", "PACE", "Pace"]
 
 ENDLESSLY = 2**62
 PACE = "BENCHMARK_PACE"
 """Environment variable: the file that says how far to train; without it, until the end."""
 INTERVAL = "BENCHMARK_CHECKPOINT_STEPS"
 """Environment variable: steps between two checkpoints."""
+LAST_STEP = "BENCHMARK_LAST_STEP"
+"""Environment variable: the step at which a peer's worker ends; without it, never."""
 RNG = "BENCHMARK_RNG"
 """Environment variable: ``saved``, the default of a state's ``rng``; then the steps have dropout to depend on it."""
 MESH = "BENCHMARK_MESH"

@@ -17,6 +17,7 @@ from torchft import Manager, Optimizer, ProcessGroupGloo
 
 from benchmarks.moments import Notebook
 from benchmarks.workers.mlp import Mlp
+from benchmarks.workers.paced import ENDLESSLY, LAST_STEP
 
 WORLD_SIZE = 4
 
@@ -49,9 +50,12 @@ def main() -> None:
     mlp = Mlp(lambda module: module)
     optimizer = Optimizer(manager, mlp.optimizer)
     notebook.note("trains")
-    while True:
+    last_step = int(os.environ.get(LAST_STEP, ENDLESSLY))
+    while manager.current_step() < last_step:
         train_one_step(mlp, manager, optimizer, rank)
         notebook.note("stepped", manager.current_step())
+    notebook.note("ended", manager.current_step(), mlp.digest())
+    manager.shutdown(wait=False)
 
 
 def train_one_step(mlp: Mlp, manager: Manager, optimizer: torch.optim.Optimizer, rank: int) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.moments import CHANNEL, Notebook
 from benchmarks.workers.mlp import Mlp
-from benchmarks.workers.paced import INTERVAL
+from benchmarks.workers.paced import ENDLESSLY, INTERVAL, LAST_STEP
 from benchmarks.workers.recovery import CHECKPOINT_STEPS
 
 
@@ -28,12 +28,14 @@ def main() -> None:
     step = _load(mlp, checkpoint)
     every = int(os.environ.get(INTERVAL, CHECKPOINT_STEPS))
     notebook.note("trains", step)
-    while True:
+    last_step = int(os.environ.get(LAST_STEP, ENDLESSLY))
+    while step < last_step:
         mlp.step(step)
         step += 1
         if step % every == 0 and dist.get_rank() == 0:
             _save(mlp, step, checkpoint)
         notebook.note("stepped", step)
+    notebook.note("ended", step, mlp.digest())
 
 
 def _save(mlp: Mlp, step: int, checkpoint: Path) -> None:

@@ -28,6 +28,7 @@ def test_goodput_is_the_share_of_undisturbed_steps() -> None:
     assert problems(document) == []
     assert document["ratios"] == {"goodput_spare_every_15": 0.97, "goodput_torchrun_every_15": 0.5}
     assert document["ours"]["spare_every_15"]["productive_s"] == 97
+    assert document["ours"]["spare_every_15"]["INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION_s"] == 3
     assert document["peers"]["torchrun_every_15"]["kills_count"] == 6 and document["peers"]["torchft"] == MISSING
     assert document["floor"]["undisturbed_step_ms"] == 10
 

@@ -71,6 +71,8 @@ def test_report_compares_windows_of_one_round() -> None:
     assert ratios["steps_vs_plain_ddp_of_plain_ddp"] == pytest.approx(0.98)
     assert ratios["cpu_vs_plain_ddp"] == pytest.approx(1.125)
     assert "0.980 (wanted: 0.99 or more)" in people({"mlp": windows})
+    state = WORKLOADS["mlp"].state_bytes
+    assert f"wanted: {1.2 * state / 2**20 + 32:.1f} MiB or less" in people({"mlp": windows})
 
 
 def test_figures_of_both_workloads_are_reported_side_by_side() -> None:

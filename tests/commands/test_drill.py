@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,16 @@ from samebits.commands.drill.compare import Compared, Differing, compare
 from samebits.commands.drill.faults import flip_bit
 from samebits.commands.drill.html_report import html_of
 from samebits.commands.drill.outcome import DrillOutcome, Injected, NotInjected
-from samebits.commands.drill.plan import DrillFault, Planned, drawn, faults_of, steps_of
-from samebits.commands.drill.rehearsal import EventsFileWatch, free_environment, trains_since, warnings_in
+from samebits.commands.drill.plan import AwaitedEvent, DrillFault, Planned, drawn, faults_of, steps_of
+from samebits.commands.drill.rehearsal import (
+    REVIVE_AFTER_S,
+    EventsFileWatch,
+    Rehearsal,
+    _is_noticed,
+    free_environment,
+    trains_since,
+    warnings_in,
+)
 from samebits.core.point import Point
 from samebits.errors import UsageError
 from samebits.store.checkpoint import PointHeader, TensorPart, write_point
@@ -214,7 +223,46 @@ def test_job_that_has_just_lost_a_member_does_not_count_as_training() -> None:
     training = FINISHED[:2]
     assert trains_since(training) == trains_since([*training, JobEvent(EventKind.LOST, 3.0, more={"spare": 1})]) == 2.0
     assert trains_since([*training, JobEvent(EventKind.LOST, 3.0)]) is None
+    assert trains_since([*training, JobEvent(EventKind.LEFT, 3.0)]) is None
+    assert trains_since([*training, JobEvent(EventKind.ROLLED_BACK, 3.0)]) is None
     assert trains_since([*training, JobEvent(EventKind.SCHEDULER, 3.0)]) is None
+
+
+def test_worker_that_left_when_asked_to_counts_as_lost() -> None:
+    training = FINISHED[:2]
+    left = [*training, JobEvent(EventKind.LEFT, 3.0)]
+    assert not _is_noticed(AwaitedEvent.LOSS, training, left), "its slot is empty"
+    assert _is_noticed(AwaitedEvent.LOSS, training, [*left, JobEvent(EventKind.TRAINING, 4.0)])
+
+
+def test_replica_that_is_rolled_back_in_its_process_has_met_its_fault() -> None:
+    training = FINISHED[:2]
+    assert not _is_noticed(AwaitedEvent.END, training, training)
+    assert _is_noticed(AwaitedEvent.END, training, [*training, JobEvent(EventKind.ROLLED_BACK, 3.0)])
+
+
+@pytest.mark.parametrize(("is_running", "restarted"), [(True, 0), (False, 1)])
+def test_follower_that_still_starts_processes_is_not_disturbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_running: bool, restarted: int
+) -> None:
+    job = Rehearsal(tmp_path, ["train.py"], {}, 3, 1, lambda _: None)
+    followed: list[Sequence[str]] = []
+    monkeypatch.setattr(job, "_running", dict)
+    monkeypatch.setattr(job, "_events", lambda: FINISHED[:2])
+    monkeypatch.setattr(job, "_leave_followers", lambda: None)
+    monkeypatch.setattr(job, "_follow", followed.append)
+    follower = subprocess.Popen(["sleep", "600"])
+    job._followers.append(follower)
+    try:
+        if not is_running:
+            follower.kill()
+            follower.wait()
+        job._whole_at = time.monotonic() - REVIVE_AFTER_S - 1
+        job._revive()
+        assert len(followed) == restarted
+    finally:
+        follower.kill()
+        follower.wait()
 
 
 def test_verdict_names_what_was_compared_and_advises_on_differences(tmp_path: Path) -> None:
@@ -375,6 +423,21 @@ def test_digits_survive_faults_inside_a_process(tmp_path: Path) -> None:
 
 @pytest.mark.system
 @pytest.mark.thorough
+def test_digits_survive_requests_to_end_and_their_own_errors(tmp_path: Path) -> None:
+    drilled(tmp_path, ["terminate", "interrupt", "exception", "async-exception", "abort", "hang"], steps=400)
+
+
+@pytest.mark.system
+@pytest.mark.thorough
+def test_digits_survive_wrong_values_in_one_replica(tmp_path: Path) -> None:
+    wrong = ["stale-memory", "bitflip-gradient", "drift", "unreduced", "desync"]
+    drilled(tmp_path, wrong, "-n", "3", steps=600)
+
+
+@pytest.mark.system
+@pytest.mark.thorough
 def test_digits_survive_faults_of_their_surroundings(tmp_path: Path) -> None:
-    drilled(tmp_path, ["partition", "disk-full", "clock-jump", "bitflip"], steps=400)
+    drilled(
+        tmp_path, ["partition", "disk-full", "disk-error", "clock-jump", "bitflip", "truncated", "missing"], steps=400
+    )
     assert "ignored the restore point" in "".join(log.read_text() for log in tmp_path.rglob("worker_*.log"))

@@ -14,19 +14,23 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from samebits.commands.drill import inside, preloaded
 from samebits.commands.drill.command import free_port
-from samebits.commands.drill.faults import _GIVERS, Tools, flip_bit
+from samebits.commands.drill.faults import _GIVERS, Tools, _flip_in, _remove, _truncate, flip_bit
 from samebits.commands.drill.impossible import ImpossibleError
 from samebits.commands.drill.memory_limit import RLIMIT_AS, MemoryLimit, group_above
 from samebits.commands.drill.orders import DrillOrders
 from samebits.commands.drill.partition import INSIDE, OUTSIDE, PortForward
 from samebits.commands.drill.plan import DrillFault, host_of
 from samebits.commands.drill.preloaded import Preloaded
+from samebits.errors import CheckpointError
+from samebits.store import checkpoint
 from samebits.store.process_identity import ProcessIdentity
+from tests.store.points import save
 
 PATIENCE_S = 60.0
 ALIVE = "import sys\nprint('there', flush=True)\n"
@@ -213,6 +217,140 @@ def test_one_bit_of_a_parameter_is_flipped(tmp_path: Path, monkeypatch: pytest.M
     assert " became " in (tmp_path / f"did-{os.getpid()}.txt").read_text()
 
 
+@pytest.mark.parametrize(("pending", "said"), [(False, "raised RuntimeError"), (True, "was sent a pending RuntimeE")])
+def test_exception_ends_the_script_wherever_it_is(tmp_path: Path, pending: bool, said: str) -> None:
+    orders = DrillOrders(tmp_path / "inside")
+    with process(LOOP, PYTHONPATH=str(orders.folder)) as (started, identity):
+        assert orders.give(identity, "raise", pending=pending).startswith(said)
+        _, errors = started.communicate(timeout=PATIENCE_S)
+        assert started.returncode == 1
+        assert "RuntimeError" in errors.splitlines()[-1]
+
+
+def test_hanging_main_thread_leaves_the_others_running(tmp_path: Path) -> None:
+    code = """
+import threading, time
+def answer():
+    input()
+    print("runs", flush=True)
+threading.Thread(target=answer, daemon=True).start()
+while True:
+    time.sleep(0.01)
+"""
+    orders = DrillOrders(tmp_path / "inside")
+    with process(code, PYTHONPATH=str(orders.folder)) as (started, identity):
+        assert orders.give(identity, "hang") == "sleeps in its main thread"
+        assert started.stdin is not None and started.stdout is not None
+        started.stdin.write("\n")
+        started.stdin.flush()
+        assert started.stdout.readline() == "runs\n"
+        assert (orders.folder / f"did-{identity.pid}.txt").exists()
+
+
+class Training:
+    """A linear model with more parameters than any other module here, and its optimizer."""
+
+    def __init__(self, torch: Any) -> None:
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(500)))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+        self.rows = torch.ones(1, 2)
+
+    def backward(self) -> None:
+        self.optimizer.zero_grad()
+        self.model[0](self.rows).sum().backward()
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Training:
+    monkeypatch.setattr(inside, "HERE", tmp_path)
+    return Training(pytest.importorskip("torch"))
+
+
+def said(tmp_path: Path) -> str:
+    return (tmp_path / f"did-{os.getpid()}.txt").read_text()
+
+
+def test_stale_parameter_returns_once_a_step_has_changed_it(training: Training, tmp_path: Path) -> None:
+    first = training.model[0].weight
+    old, bias = first.detach().clone(), training.model[0].bias.detach().clone()
+    inside._stale({"draw": 0.0})
+    assert said(tmp_path).startswith("0.weight returns to its value of this moment")
+    (thread,) = [one for one in threading.enumerate() if one.name == "drill-stale"]
+    training.backward()
+    training.optimizer.step()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive() and first.equal(old)
+    assert not training.model[0].bias.equal(bias), "the rest is as the step left it"
+
+
+def test_one_bit_of_a_gradient_changes_in_one_step_only(training: Training, tmp_path: Path) -> None:
+    training.backward()
+    gradients = [one.grad.clone() for one in training.model[0].parameters()]
+    inside._gradient({"draw": 0.3})
+    assert said(tmp_path) == "one bit of a reduced gradient changes before the next step"
+    training.optimizer.step()
+    after = [one.grad for one in training.model[0].parameters()]
+    assert sum(not one.equal(other) for one, other in zip(gradients, after, strict=True)) == 1
+    again = [one.clone() for one in after]
+    training.optimizer.step()
+    assert all(one.equal(other) for one, other in zip(again, after, strict=True))
+
+
+def test_drifting_rank_has_another_learning_rate(training: Training, tmp_path: Path) -> None:
+    inside._drift({})
+    assert training.optimizer.param_groups[0]["lr"] == 0.75
+    assert said(tmp_path).endswith("1.5 times as large")
+
+
+def test_reduction_is_left_out_in_one_step_only(training: Training, tmp_path: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(training.model[0])
+        reduced: list[int] = []
+        model.register_comm_hook(
+            None, lambda _, bucket: (reduced.append(1), bucket.buffer(), torch.futures.Future())[2]
+        )
+        inside._unreduced({})
+        assert said(tmp_path) == "does not reduce the gradients of its next backward pass"
+        model(training.rows).sum().backward()
+        assert reduced == [] and model.require_backward_grad_sync
+        inside._collective({})
+        assert said(tmp_path) == "entered an all_reduce that no other rank enters"
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("order", ["_flip", "_stale", "_gradient", "_drift", "_collective", "_unreduced"])
+def test_order_that_finds_nothing_reports_nothing(order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inside, "HERE", tmp_path)
+    monkeypatch.setattr(inside, "_objects", lambda _: [])
+    getattr(inside, order)({"draw": 0.5})
+    assert said(tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"), [(_truncate, "cut off in"), (_remove, "removed"), (_flip_in, "changed in")]
+)
+def test_damaged_point_is_not_whole(tmp_path: Path, damage: Any, expected: str) -> None:
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    newest = checkpoint.survey(tmp_path)[0].path
+    assert damage(newest, 0.4).endswith(expected)
+    left = [one.point.step for one in checkpoint.survey(tmp_path) if one.point is not None and is_whole(one.path)]
+    assert left == [10]
+
+
+def is_whole(path: Path) -> bool:
+    try:
+        checkpoint.read(checkpoint.point_in(path))
+    except CheckpointError:
+        return False
+    return True
+
+
 # ---- memory
 
 
@@ -278,12 +416,13 @@ def tried(folder: Path, library: Preloaded) -> str:
     return done.stdout.strip()
 
 
-def test_one_full_folder_and_a_shifted_clock_affect_only_the_jobs_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_one_failing_folder_and_a_shifted_clock_affect_only_the_jobs_processes(tmp_path: Path, error: int) -> None:
     (tmp_path / "a").mkdir()
     library = Preloaded(tmp_path, tmp_path / "a")
     assert tried(tmp_path, library).startswith("[0, 0, 0, 0] [0, 0, 0, 0]")
-    library.set(is_full=True, ahead_s=-3600)
-    full = [errno.ENOSPC] * 4
+    library.set(error=error, ahead_s=-3600)
+    full = [error] * 4
     said = tried(tmp_path, library)
     assert said.startswith(f"{full} [0, 0, 0, 0]")
     assert library.refused == 4

@@ -9,7 +9,7 @@ import pytest
 
 from samebits.account.event_log import events_in, line_of
 from samebits.account.events import EventKind, JobEvent, event_in
-from samebits.account.goodput import Bucket, Goodput, goodput_of
+from samebits.account.goodput import BADPUT_TYPES, Bucket, Goodput, badput_s, goodput_of
 from samebits.account.history import RecoveryFeed, StepColumn, recovery_line, summary
 from samebits.account.recoveries import recoveries_of
 from samebits.store.text_log import EVENTS_FILE
@@ -371,3 +371,17 @@ def test_line_with_a_number_invalid_in_json_is_rejected(number: str) -> None:
     line = line_of(JobEvent(EventKind.TRAINING, 1.5, more={"last": 0.25}))
     assert len(events_in([line])) == 1
     assert events_in([line.replace("1.5", number), line.replace("0.25", number)]) == []
+
+
+def test_unproductive_time_has_the_names_of_googles_library() -> None:
+    buckets_s = {str(bucket): float(2**number) for number, bucket in enumerate(Bucket)}
+    assert BADPUT_TYPES.keys() == set(Bucket) - {Bucket.PRODUCTIVE}
+    assert badput_s(buckets_s) == {
+        "PROGRAM_STARTUP": 2,
+        "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": 4 + 8,
+        "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME": 16,
+        "WASTED_PROGRESS_FROM_DISRUPTION": 32,
+        "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME": 64,
+        "OTHER": 128,
+    }
+    assert badput_s({}) == {}

@@ -28,6 +28,27 @@ class Bucket(enum.StrEnum):
     IDLE = "idle"  # no scheduler and no training, or nothing left to do
 
 
+BADPUT_TYPES = {
+    Bucket.START_UP: "PROGRAM_STARTUP",  # with TPU_INITIALIZATION and TRAINING_PREP
+    Bucket.FORMING: "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
+    Bucket.WAITING: "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
+    Bucket.RESTORING: "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME",
+    Bucket.REDONE: "WASTED_PROGRESS_FROM_DISRUPTION",
+    Bucket.STALLS: "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME",
+    Bucket.IDLE: "OTHER",
+}
+"""The ``BadputType`` of Google's ml-goodput-measurement for each bucket but the productive one."""
+
+
+def badput_s(buckets_s: Mapping[str, float]) -> dict[str, float]:
+    """Sum the seconds of buckets by their ``BadputType``."""
+    found: dict[str, float] = {}
+    for bucket, name in BADPUT_TYPES.items():
+        if bucket in buckets_s:
+            found[name] = found.get(name, 0.0) + buckets_s[bucket]
+    return found
+
+
 class _Stage(enum.StrEnum):
     STARTING = "starting"
     TRAINING = "training"

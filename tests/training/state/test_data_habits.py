@@ -165,3 +165,19 @@ def test_unrecorded_samples_are_reported_at_the_end_of_their_epoch(said: list[st
     sampler.set_epoch(1)
     (line,) = said
     assert "of the 12 samples that this rank got in epoch 0, record_batch() recorded 6" in line
+
+
+def test_length_of_a_loader_is_known_in_a_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts compute the number of steps before training, and an error in a spare ends the job."""
+
+    def in_a_spare() -> int:
+        raise UsageError("a spare has no rank")
+
+    monkeypatch.setattr(context, "get_rank", in_a_spare)
+    sampler = ElasticSampler(DATA)
+    assert len(DataLoader(DATA, batch_size=5, sampler=sampler)) == 3
+    sampler.place = (1, 4)
+    assert len(sampler) == 6
+    with pytest.raises(UsageError, match="a spare has no rank"):
+        sampler.place = None
+        iter(sampler)

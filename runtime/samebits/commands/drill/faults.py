@@ -7,6 +7,9 @@ Signals are sent only to processes that the job's own pid files name.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +38,7 @@ HOLD_LONGER_S = 4  # beyond the lease
 GONE_S = 20.0
 _LOOK_S = 0.05
 _NOT_SAVED = "was not saved"
+_DATA = "data.safetensors"
 
 
 @dataclass(slots=True)
@@ -79,7 +83,7 @@ def _before(first: str, others: str | None) -> str:
     return f"{first}:{others}" if others else first
 
 
-BY_LIBRARY = {DrillFault.DISK_FULL, DrillFault.CLOCK_JUMP}
+BY_LIBRARY = {DrillFault.DISK_FULL, DrillFault.DISK_ERROR, DrillFault.CLOCK_JUMP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +152,8 @@ def _signal(scene: FaultContext, names: Sequence[str], number: signal.Signals) -
     return f"{number.name} to {', '.join(f'{name} (pid {scene.running[name].pid})' for name in hit)}"
 
 
-def _kill(scene: FaultContext) -> Given:
-    return Given(scene.target, _signal(scene, [scene.target], signal.SIGKILL))
-
-
-def _segfault(scene: FaultContext) -> Given:
-    return Given(scene.target, _signal(scene, [scene.target], signal.SIGSEGV))
+def _sent(number: signal.Signals) -> Callable[[FaultContext], Given]:
+    return lambda scene: Given(scene.target, _signal(scene, [scene.target], number))
 
 
 def _scheduler(scene: FaultContext) -> Given:
@@ -260,11 +260,22 @@ def _oom(scene: FaultContext) -> Given:
     return Given(scene.target, f"pid {scene.identity.pid} {did}")
 
 
-def _bitflip_memory(scene: FaultContext) -> Given:
-    did = _orders(scene).give(scene.identity, "flip", draw=scene.planned.draw)
-    if not did:
-        raise ImpossibleError(f"{scene.target} has no trained parameter that could be found")
-    return Given(scene.target, f"pid {scene.identity.pid}: {did}")
+def _hang(scene: FaultContext) -> Given:
+    lost = _until_loss(scene)
+    given = _ordered("hang")(scene)
+    scene.let_go()
+    lost()
+    return given
+
+
+def _ordered(do: str, **more: object) -> Callable[[FaultContext], Given]:
+    def give(scene: FaultContext) -> Given:
+        did = _orders(scene).give(scene.identity, do, draw=scene.planned.draw, **more)
+        if not did:
+            raise ImpossibleError(f"{scene.target} has nothing that could be found to do this to")
+        return Given(scene.target, f"pid {scene.identity.pid}: {did}")
+
+    return give
 
 
 def _orders(scene: FaultContext) -> DrillOrders:
@@ -293,11 +304,15 @@ def _partition(scene: FaultContext) -> Given:
     )
 
 
-def _disk_full(scene: FaultContext) -> Given:
+def _disk_refuses(error: int) -> Callable[[FaultContext], Given]:
+    return lambda scene: _refuse_saves(scene, error)
+
+
+def _refuse_saves(scene: FaultContext, error: int) -> Given:
     library = scene.tools.preloaded
     assert library is not None, "else it is impossible"
     refused, said = library.refused, _said(scene.folder, _NOT_SAVED)
-    library.set(is_full=True)
+    library.set(error=error)
     scene.let_go()
     try:
         until = time.monotonic() + FULL_S
@@ -308,7 +323,7 @@ def _disk_full(scene: FaultContext) -> Given:
     count = library.refused - refused
     if not count:
         raise ImpossibleError(f"no checkpoint was written within {FULL_S:g} s. Fix: save more often")
-    return Given("", f"ENOSPC for {count} writes into {scene.folder.name}/ckpt_of_rank")
+    return Given("", f"{errno.errorcode[error]} for {count} writes into {scene.folder.name}/ckpt_of_rank")
 
 
 def _said(folder: Path, text: str) -> int:
@@ -338,8 +353,16 @@ def _clock_jump(scene: FaultContext) -> Given:
 # ---- a stored checkpoint
 
 
-def _bitflip(scene: FaultContext) -> Given:
-    """Flip a bit after ending every process; otherwise a newer point could be saved, and the damaged one never read."""
+def _damaged(damage: Callable[[Path, float], str]) -> Callable[[FaultContext], Given]:
+    return lambda scene: _damage_newest(scene, damage)
+
+
+def _damage_newest(scene: FaultContext, damage: Callable[[Path, float], str]) -> Given:
+    """Damage a rank's newest point after ending every process; otherwise a newer one could be saved and read instead.
+
+    Args:
+        damage: given the point's folder and a number in [0, 1); returns what it did.
+    """
     slot, root = scene.slots[scene.target], scene.folder / "ckpt_of_rank"
     scene.leave()
     did = _signal(scene, list(scene.running), signal.SIGKILL)
@@ -348,11 +371,29 @@ def _bitflip(scene: FaultContext) -> Given:
     memory = _forget_memory(scene, scene.members, lambda _: False)
     entries = [one for one in checkpoint.survey(root) if one.slot == slot and one.state is EntryState.WHOLE]
     if not entries:
-        return Given(SCHEDULER, f"{did}; {memory}; rank {slot} had saved nothing in which a bit could be changed")
-    path = entries[0].path / "data.safetensors"
-    place, bit = flip_bit(path, scene.planned.draw)
-    text = f"bit {bit} of byte {place} of {path.relative_to(scene.folder)} changed; {memory}"
-    return Given(SCHEDULER, f"{did}; {text}", (entries[0].path,))
+        return Given(SCHEDULER, f"{did}; {memory}; rank {slot} had saved nothing that could be damaged")
+    path = entries[0].path
+    text = f"{damage(path, scene.planned.draw)} {path.relative_to(scene.folder)}; {memory}"
+    return Given(SCHEDULER, f"{did}; {text}", (path,))
+
+
+def _flip_in(point: Path, draw: float) -> str:
+    place, bit = flip_bit(point / _DATA, draw)
+    return f"bit {bit} of byte {place} changed in"
+
+
+def _truncate(point: Path, _: float) -> str:
+    path = point / _DATA
+    size, mode = path.stat().st_size, path.stat().st_mode
+    path.chmod(0o600)
+    os.truncate(path, size // 2)
+    path.chmod(mode & 0o777)
+    return f"{size - size // 2} bytes cut off in"
+
+
+def _remove(point: Path, _: float) -> str:
+    shutil.rmtree(point)
+    return "removed"
 
 
 def flip_bit(path: Path, draw: float) -> tuple[int, int]:
@@ -371,8 +412,14 @@ def flip_bit(path: Path, draw: float) -> tuple[int, int]:
 
 
 _GIVERS: dict[DrillFault, Callable[[FaultContext], Given]] = {
-    DrillFault.KILL: _kill,
-    DrillFault.SEGFAULT: _segfault,
+    DrillFault.KILL: _sent(signal.SIGKILL),
+    DrillFault.SEGFAULT: _sent(signal.SIGSEGV),
+    DrillFault.ABORT: _sent(signal.SIGABRT),
+    DrillFault.TERMINATE: _sent(signal.SIGTERM),
+    DrillFault.INTERRUPT: _sent(signal.SIGINT),
+    DrillFault.EXCEPTION: _ordered("raise", pending=False),
+    DrillFault.ASYNC_EXCEPTION: _ordered("raise", pending=True),
+    DrillFault.HANG: _hang,
     DrillFault.STOP: _stop,
     DrillFault.PAUSE: _pause,
     DrillFault.SLOW_RANK: _slow_rank,
@@ -383,8 +430,16 @@ _GIVERS: dict[DrillFault, Callable[[FaultContext], Given]] = {
     DrillFault.ALL: _all,
     DrillFault.EVERYTHING: _everything,
     DrillFault.PARTITION: _partition,
-    DrillFault.DISK_FULL: _disk_full,
+    DrillFault.DISK_FULL: _disk_refuses(errno.ENOSPC),
+    DrillFault.DISK_ERROR: _disk_refuses(errno.EIO),
     DrillFault.CLOCK_JUMP: _clock_jump,
-    DrillFault.BITFLIP: _bitflip,
-    DrillFault.BITFLIP_MEMORY: _bitflip_memory,
+    DrillFault.BITFLIP: _damaged(_flip_in),
+    DrillFault.TRUNCATED: _damaged(_truncate),
+    DrillFault.MISSING: _damaged(_remove),
+    DrillFault.BITFLIP_MEMORY: _ordered("flip"),
+    DrillFault.BITFLIP_GRADIENT: _ordered("gradient"),
+    DrillFault.STALE_MEMORY: _ordered("stale"),
+    DrillFault.DRIFT: _ordered("drift"),
+    DrillFault.UNREDUCED: _ordered("unreduced"),
+    DrillFault.DESYNC: _ordered("collective"),
 }

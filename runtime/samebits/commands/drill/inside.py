@@ -3,7 +3,7 @@
 The drill copies this file into its folder as ``sitecustomize.py`` and puts that folder first on the job's PYTHONPATH.
 Python's own ``site`` loads it before the script, and it needs only the standard library.
 
-Faults that only the process itself can cause (a flipped bit of its parameters, a held interpreter, used-up memory) are
+Faults that only the process itself can cause (wrong values, an exception, a held interpreter, used-up memory) are
 triggered by the signal SIGRTMAX if an order lies beside this file. A signal handler runs in the main thread between two
 lines of the script, where such a fault would strike, and records each action before taking it. Every rank waits at the
 commit that the drill names, so that a fault strikes a script of any speed at the drawn step.
@@ -22,8 +22,9 @@ import resource
 import signal
 import struct
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -55,7 +56,7 @@ def _take(_: int, __: FrameType | None) -> None:
         path.unlink()
     except (OSError, ValueError):
         return
-    {"flip": _flip, "hold": _hold, "eat": _eat, "clock": _tell_time}[order["do"]](order)
+    _ORDERS[order["do"]](order)
 
 
 def _did(text: str) -> None:
@@ -139,6 +140,22 @@ def _eat(order: dict[str, Any]) -> None:
         taken.append(b"\1" * CHUNK_BYTES)
 
 
+def _raise(order: dict[str, Any]) -> None:
+    """Raise in the main thread: at once, or (``pending``) as another thread does with PyThreadState_SetAsyncExc."""
+    if not order["pending"]:
+        _did("raised RuntimeError")
+        raise RuntimeError("a fault of the drill")
+    _did("was sent a pending RuntimeError")
+    thread = ctypes.c_ulong(threading.main_thread().ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(RuntimeError))
+
+
+def _hang(_: dict[str, Any]) -> None:
+    _did("sleeps in its main thread")
+    while True:
+        time.sleep(1.0)
+
+
 def _flip(order: dict[str, Any]) -> None:
     """Flip one bit of a mantissa, as faulty memory might without being detected by the machine."""
     torch: Any = sys.modules.get("torch")
@@ -147,21 +164,110 @@ def _flip(order: dict[str, Any]) -> None:
         _did("")
         return
     name, parameter = found[int(order["draw"] * len(found))]
-    width = parameter.element_size()
-    element = int(order["draw"] * 7919) % parameter.numel()
+    _did(f"{_flipped(torch, parameter, order['draw'])} of {name}")
+
+
+def _flipped(torch: Any, tensor: Any, draw: float) -> str:
+    width = tensor.element_size()
+    element = int(draw * 7919) % tensor.numel()
     place, bit = element * width + max(0, width - 2), 3
-    # A separate tensor over the same memory, so that neither a version nor the parameter itself reveals the write.
-    storage, start = parameter.untyped_storage(), parameter.storage_offset()
-    memory = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
-    memory.set_(storage, start, (parameter.numel(),))
+    memory = _memory(torch, tensor)
     before = memory[element].item()
     memory.view(torch.uint8)[place] ^= 1 << bit
-    _did(f"bit {bit} of byte {place} of {name}: {before!r} became {memory[element].item()!r}")
+    return f"{before!r} became {memory[element].item()!r} by bit {bit} of byte {place}"
+
+
+def _memory(torch: Any, tensor: Any) -> Any:
+    """Return another tensor over the same memory, so that neither a version nor the tensor itself reveals a write."""
+    memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return memory.set_(tensor.untyped_storage(), tensor.storage_offset(), (tensor.numel(),))
+
+
+def _stale(order: dict[str, Any]) -> None:
+    """Return one parameter to its present value once a step has changed it."""
+    torch: Any = sys.modules.get("torch")
+    found = [] if torch is None else _parameters(torch)
+    if not found:
+        _did("")
+        return
+    name, parameter = found[int(order["draw"] * len(found))]
+    memory = _memory(torch, parameter.detach())
+    old = memory.clone()
+
+    def put_back() -> None:
+        until = time.monotonic() + MOST_HELD_S
+        while torch.equal(memory, old) and time.monotonic() < until:
+            time.sleep(_HELD_LOOK_S)
+        memory.copy_(old)
+
+    threading.Thread(target=put_back, name="drill-stale", daemon=True).start()
+    _did(f"{name} returns to its value of this moment once a step has changed it")
+
+
+def _gradient(order: dict[str, Any]) -> None:
+    """Flip one bit of a gradient after it was reduced, immediately before the optimizer's next step."""
+    torch: Any = sys.modules.get("torch")
+    found = [] if torch is None else _objects(torch.optim.Optimizer)
+    if not found:
+        _did("")
+        return
+    draw = order["draw"]
+
+    def flip(optimizer: Any, *_: Any) -> None:
+        handle.remove()
+        parameters = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+        gradient = parameters[int(draw * len(parameters))].grad
+        _flipped(torch, getattr(gradient, "_local_tensor", gradient), draw)
+
+    handle = max(found, key=lambda one: len(one.param_groups)).register_step_pre_hook(flip)
+    _did("one bit of a reduced gradient changes before the next step")
+
+
+def _drift(_: dict[str, Any]) -> None:
+    """Change a setting on this rank alone: the learning rate."""
+    torch: Any = sys.modules.get("torch")
+    groups = [] if torch is None else [group for one in _objects(torch.optim.Optimizer) for group in one.param_groups]
+    for group in groups:
+        group["lr"] = group["lr"] * 1.5
+    _did(f"the learning rate of {len(groups)} groups of parameters is 1.5 times as large" if groups else "")
+
+
+def _collective(_: dict[str, Any]) -> None:
+    """Enter a collective that no other rank enters."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_initialized():
+        _did("")
+        return
+    _did("entered an all_reduce that no other rank enters")
+    torch.distributed.all_reduce(torch.zeros(3))
+
+
+def _unreduced(_: dict[str, Any]) -> None:
+    """Leave out the reduction of the gradients in one step of this rank."""
+    torch: Any = sys.modules.get("torch")
+    found = [] if torch is None else _objects(torch.nn.parallel.DistributedDataParallel)
+    for model in found:
+        _skip_reduction(model)
+    _did("does not reduce the gradients of its next backward pass" if found else "")
+
+
+def _skip_reduction(model: Any) -> None:
+    model.require_backward_grad_sync = False
+
+    def reset(*_: Any) -> None:
+        handle.remove()
+        model.require_backward_grad_sync = True
+
+    handle = model.register_forward_hook(reset)
+
+
+def _objects(kind: Any) -> list[Any]:
+    return [one for one in gc.get_objects() if kind in getattr(type(one), "__mro__", ())]
 
 
 def _parameters(torch: Any) -> list[tuple[str, Any]]:
     """Return the trained parameters of the module with the most of them, by name."""
-    modules = [one for one in gc.get_objects() if torch.nn.Module in getattr(type(one), "__mro__", ())]
+    modules = _objects(torch.nn.Module)
     found = [[pair for pair in one.named_parameters() if _is_trained(pair[1])] for one in modules]
     return max(found, key=len, default=[])
 
@@ -170,6 +276,20 @@ def _is_trained(parameter: Any) -> bool:
     is_here = parameter.is_contiguous() and parameter.numel() > 0
     return bool(parameter.requires_grad and parameter.is_floating_point() and is_here)
 
+
+_ORDERS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "clock": _tell_time,
+    "hold": _hold,
+    "eat": _eat,
+    "raise": _raise,
+    "hang": _hang,
+    "flip": _flip,
+    "stale": _stale,
+    "gradient": _gradient,
+    "drift": _drift,
+    "collective": _collective,
+    "unreduced": _unreduced,
+}
 
 if __name__ == "sitecustomize":
     main()

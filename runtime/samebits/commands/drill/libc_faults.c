@@ -1,4 +1,4 @@
-/* A library that a drill preloads into its own processes: the wall clock is off, and one folder takes no byte.
+/* A library that a drill preloads into its own processes: the wall clock is off, and writes to one folder fail.
  *
  * It stands between the C library and the program (ld.so(8), LD_PRELOAD), so the machine's clock and disk are never
  * touched, and every program of the job meets the same. What is on is said by a file that the drill keeps mapped: see
@@ -21,7 +21,7 @@
 
 struct control {
     volatile int64_t ahead_s;  /* of CLOCK_REALTIME */
-    volatile int64_t is_full;  /* whether `folder` takes no byte */
+    volatile int64_t error;    /* errno of writes to `folder`; 0: they succeed */
     volatile int64_t refused;  /* calls that were refused for that */
     char folder[4000];
 };
@@ -70,7 +70,7 @@ time_t time(time_t *at) {
 
 static int is_refused(int fd) {
     char link[64], path[4096];
-    if (!control || !control->is_full)
+    if (!control || !control->error)
         return 0;
     int saved = errno;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
@@ -83,54 +83,54 @@ static int is_refused(int fd) {
     return 1;
 }
 
-#define FULL(fd) \
+#define REFUSE(fd) \
     if (is_refused(fd)) { \
-        errno = ENOSPC; \
+        errno = (int)control->error; \
         return -1; \
     }
 
 ssize_t write(int fd, const void *data, size_t size) {
     REAL(write);
-    FULL(fd)
+    REFUSE(fd)
     return real(fd, data, size);
 }
 
 ssize_t pwrite(int fd, const void *data, size_t size, off_t at) {
     REAL(pwrite);
-    FULL(fd)
+    REFUSE(fd)
     return real(fd, data, size, at);
 }
 
 ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at) {
     REAL(pwrite64);
-    FULL(fd)
+    REFUSE(fd)
     return real(fd, data, size, at);
 }
 
 ssize_t writev(int fd, const struct iovec *parts, int count) {
     REAL(writev);
-    FULL(fd)
+    REFUSE(fd)
     return real(fd, parts, count);
 }
 
 int ftruncate(int fd, off_t size) {
     REAL(ftruncate);
-    FULL(fd)
+    REFUSE(fd)
     return real(fd, size);
 }
 
 int ftruncate64(int fd, off64_t size) {
     REAL(ftruncate64);
-    FULL(fd)
+    REFUSE(fd)
     return real(fd, size);
 }
 
 int posix_fallocate(int fd, off_t at, off_t size) {
     REAL(posix_fallocate);
-    return is_refused(fd) ? ENOSPC : real(fd, at, size);
+    return is_refused(fd) ? (int)control->error : real(fd, at, size);
 }
 
 int posix_fallocate64(int fd, off64_t at, off64_t size) {
     REAL(posix_fallocate64);
-    return is_refused(fd) ? ENOSPC : real(fd, at, size);
+    return is_refused(fd) ? (int)control->error : real(fd, at, size);
 }

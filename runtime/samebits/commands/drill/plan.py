@@ -20,7 +20,7 @@ class AwaitedEvent(enum.Enum):
     LOSS = "a member is lost"
     TERM = "a scheduler starts"
     NOTHING = "no worker may be lost: training continues"
-    END = "the job ends with its cause"
+    END = "the job ends with its cause, or returns to an earlier step"
 
 
 class DrillFault(enum.StrEnum):
@@ -28,6 +28,12 @@ class DrillFault(enum.StrEnum):
 
     KILL = "kill"
     SEGFAULT = "segfault"
+    ABORT = "abort"
+    TERMINATE = "terminate"
+    INTERRUPT = "interrupt"
+    EXCEPTION = "exception"
+    ASYNC_EXCEPTION = "async-exception"
+    HANG = "hang"
     STOP = "stop"
     PAUSE = "pause"
     SLOW_RANK = "slow-rank"
@@ -39,9 +45,17 @@ class DrillFault(enum.StrEnum):
     EVERYTHING = "everything"
     PARTITION = "partition"
     DISK_FULL = "disk-full"
+    DISK_ERROR = "disk-error"
     CLOCK_JUMP = "clock-jump"
     BITFLIP = "bitflip"
+    TRUNCATED = "truncated"
+    MISSING = "missing"
     BITFLIP_MEMORY = "bitflip-memory"
+    BITFLIP_GRADIENT = "bitflip-gradient"
+    STALE_MEMORY = "stale-memory"
+    DRIFT = "drift"
+    UNREDUCED = "unreduced"
+    DESYNC = "desync"
 
     @property
     def text(self) -> str:
@@ -56,12 +70,18 @@ class DrillFault(enum.StrEnum):
     @property
     def needs_steps(self) -> bool:
         """Whether the job meets the fault only in later steps, so that no rank may wait there for the next fault."""
-        return self in (DrillFault.DISK_FULL, DrillFault.BITFLIP_MEMORY)
+        return self in _MET_LATER
 
 
 _FAULTS = {
     DrillFault.KILL: ("kill -9 of a worker", AwaitedEvent.LOSS),
     DrillFault.SEGFAULT: ("SIGSEGV to a worker", AwaitedEvent.LOSS),
+    DrillFault.ABORT: ("SIGABRT to a worker", AwaitedEvent.LOSS),
+    DrillFault.TERMINATE: ("SIGTERM to a worker", AwaitedEvent.LOSS),
+    DrillFault.INTERRUPT: ("SIGINT to a worker", AwaitedEvent.LOSS),
+    DrillFault.EXCEPTION: ("a worker's script raises an exception", AwaitedEvent.LOSS),
+    DrillFault.ASYNC_EXCEPTION: ("another thread raises an exception in a worker's script", AwaitedEvent.LOSS),
+    DrillFault.HANG: ("a worker's main thread sleeps until it is lost", AwaitedEvent.LOSS),
     DrillFault.STOP: ("SIGSTOP to a worker until it is lost", AwaitedEvent.LOSS),
     DrillFault.PAUSE: ("SIGSTOP to a worker for a second", AwaitedEvent.NOTHING),
     DrillFault.SLOW_RANK: ("a worker runs a quarter of the time for five seconds", AwaitedEvent.NOTHING),
@@ -76,12 +96,29 @@ _FAULTS = {
         AwaitedEvent.LOSS,
     ),
     DrillFault.DISK_FULL: ("the checkpoints' disk takes no byte until a save has failed", AwaitedEvent.NOTHING),
+    DrillFault.DISK_ERROR: ("the checkpoints' disk fails until a save has failed", AwaitedEvent.NOTHING),
     DrillFault.CLOCK_JUMP: ("the wall clock is an hour off for three seconds", AwaitedEvent.NOTHING),
     DrillFault.BITFLIP: (
         "a bit of a stored checkpoint, then kill -9 of everything and its memory is gone",
         AwaitedEvent.TERM,
     ),
+    DrillFault.TRUNCATED: (
+        "a stored checkpoint loses its second half after kill -9 of everything and its memory is gone",
+        AwaitedEvent.TERM,
+    ),
+    DrillFault.MISSING: (
+        "a stored checkpoint is removed after kill -9 of everything and its memory is gone",
+        AwaitedEvent.TERM,
+    ),
     DrillFault.BITFLIP_MEMORY: ("a bit of a parameter in one replica", AwaitedEvent.END),
+    DrillFault.BITFLIP_GRADIENT: ("a bit of a reduced gradient in one replica", AwaitedEvent.END),
+    DrillFault.STALE_MEMORY: ("a parameter in one replica returns to an older value", AwaitedEvent.END),
+    DrillFault.DRIFT: ("one replica's learning rate changes", AwaitedEvent.END),
+    DrillFault.UNREDUCED: ("one replica does not reduce its gradients in one step", AwaitedEvent.END),
+    DrillFault.DESYNC: ("one rank enters a collective that no other rank enters", AwaitedEvent.LOSS),
+}
+_MET_LATER = {DrillFault.DISK_FULL, DrillFault.DISK_ERROR, DrillFault.DESYNC} | {
+    fault for fault, (_, notice) in _FAULTS.items() if notice is AwaitedEvent.END
 }
 
 

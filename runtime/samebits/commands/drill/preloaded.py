@@ -18,7 +18,7 @@ from samebits.store import durable
 from samebits.store.child_processes import end_group
 
 _SOURCE = Path(__file__).with_name("libc_faults.c")
-_NUMBERS = struct.Struct("=qqq")  # the beginning of ``struct control``: seconds ahead, is full, refused
+_NUMBERS = struct.Struct("=qqq")  # the beginning of ``struct control``: seconds ahead, error, refused
 _BYTES = 4096
 COMPILER_TIMEOUT_S = 60.0
 _MOST_LOG_BYTES = 65536
@@ -37,7 +37,7 @@ class Preloaded:
 
     Args:
         folder: the folder to build it in.
-        checkpoints: the folder in which ``is_full`` makes writes fail.
+        checkpoints: the folder in which writes can be made to fail.
 
         Raises:
             ImpossibleError: the library cannot be built on this machine.
@@ -58,9 +58,9 @@ class Preloaded:
             self._memory = mmap.mmap(file.fileno(), _BYTES)
         self.environment = {"LD_PRELOAD": str(library), "SAMEBITS_DRILL_CONTROL": str(control)}
 
-    def set(self, *, ahead_s: int = 0, is_full: bool = False) -> None:
-        """Set how far the wall clock is ahead, in seconds, and whether writes to the folder fail."""
-        self._memory[: 2 * 8] = struct.pack("=qq", ahead_s, is_full)
+    def set(self, *, ahead_s: int = 0, error: int = 0) -> None:
+        """Set how far the wall clock is ahead, in seconds, and the errno of writes to the folder (0: they succeed)."""
+        self._memory[: 2 * 8] = struct.pack("=qq", ahead_s, error)
 
     @property
     def refused(self) -> int:

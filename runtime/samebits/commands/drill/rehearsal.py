@@ -36,7 +36,8 @@ from samebits.store.text_log import EVENTS_FILE
 LOOK_S = 0.1
 SPAN_LOOK_S = 0.05
 PATIENCE_S = 240.0  # how long to wait for a job to train again, or to end, while nothing new happens
-REVIVE_AFTER_S = 3.0  # time for a follower to restart lost processes by itself
+REVIVE_AFTER_S = 3.0  # after this time without a follower, lost processes are restarted
+FOLLOWER_MAY_TAKE_S = 60.0  # time for a follower to restart lost processes by itself
 GRACE_S = 10.0
 MOST_SAID, MAX_SAID = 20, 600
 _OF_A_LINE = re.compile(r"^\S+ \S+ samebits worker [^:\n]+: ([\w./-]+\.py:\d+: .+)$", re.MULTILINE)
@@ -250,11 +251,15 @@ class Rehearsal:
             )
 
     def _revive(self) -> None:
-        """Restart lost processes, if no follower does so by itself."""
+        """Restart lost processes, if no follower does so by itself.
+
+        A follower that still starts them is not disturbed: on a busy machine its imports alone may take long.
+        """
         now, running = time.monotonic(), self._running()
+        is_followed = any(one.poll() is None for one in self._followers)
         if not self._events() or (SCHEDULER in running and len(running) > self._size):
             self._whole_at = now
-        elif self._whole_at and now - self._whole_at > REVIVE_AFTER_S:
+        elif self._whole_at and now - self._whole_at > (FOLLOWER_MAY_TAKE_S if is_followed else REVIVE_AFTER_S):
             self._whole_at = now + REVIVE_AFTER_S
             self._leave_followers()
             self._follow(["recover"])
@@ -334,11 +339,11 @@ class Rehearsal:
         return given
 
     def _bring_back(self) -> bool:
-        """Restart the job with ``recover`` as a user would, after it ended with its cause as it should."""
+        """Wait until the job trains again; if it ended with its cause, restart it with ``recover`` as a user would."""
+        if self._wait(lambda found: trains_since(found) is not None):
+            return True
         events = self._events()
-        if not is_over(events):
-            return self._wait(lambda found: trains_since(found) is not None)
-        if events[-1].kind is EventKind.FINISHED:
+        if not is_over(events) or events[-1].kind is EventKind.FINISHED:
             return False
         self._end()
         self._answered = _count(events, EventKind.INTERRUPTED)
@@ -361,9 +366,10 @@ def trains_since(events: Sequence[JobEvent]) -> float | None:
     for event in reversed(events):
         if event.kind is EventKind.TRAINING:
             return event.at
-        if event.kind is EventKind.LOST and not event.more.get("spare"):
+        if event.kind in (EventKind.LOST, EventKind.LEFT) and not event.more.get("spare"):
             return None  # a round for it is about to open
         if event.kind in (
+            EventKind.ROLLED_BACK,
             EventKind.ROUND,
             EventKind.GENERATION,
             EventKind.SCHEDULER,
@@ -387,9 +393,10 @@ def _is_noticed(notice: AwaitedEvent, before: Sequence[JobEvent], events: Sequen
     grown = {kind for kind in EventKind if _count(events, kind) > _count(before, kind)}
     match notice:
         case AwaitedEvent.END:
-            return bool(grown & {EventKind.INTERRUPTED, EventKind.LOST, EventKind.FINISHED})
+            ends = {EventKind.INTERRUPTED, EventKind.LOST, EventKind.ROLLED_BACK, EventKind.FINISHED}
+            return bool(grown & ends)
         case AwaitedEvent.LOSS:
-            is_met = bool(grown & {EventKind.LOST, EventKind.RETURNED})
+            is_met = bool(grown & {EventKind.LOST, EventKind.LEFT, EventKind.RETURNED})
         case AwaitedEvent.TERM:
             is_met = EventKind.SCHEDULER in grown
         case AwaitedEvent.NOTHING:

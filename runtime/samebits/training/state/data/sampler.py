@@ -190,7 +190,7 @@ class ElasticSampler(Sampler[int]):
         if self.on_record is not None:
             self.on_record(indices)
         self._taken = taken
-        by_all = taken * self._parts()[1] if self.split is None else self.split.consumed_by_all(taken)
+        by_all = taken * self._part_count() if self.split is None else self.split.consumed_by_all(taken)
         self.consumed = min(self._began_at + by_all, len(self.dataset))
 
     def __iter__(self) -> Iterator[int]:
@@ -220,11 +220,15 @@ class ElasticSampler(Sampler[int]):
         """
         if self.split is not None:
             return self.split.length(len(self.dataset) - self._began_at)
-        return -(-(len(self.dataset) - self._began_at) // self._parts()[1])
+        return -(-(len(self.dataset) - self._began_at) // self._part_count())
 
     def _parts(self) -> tuple[int, int]:
         """Return this rank's part of the data, and the number of parts."""
         return self.place or (context.get_rank(), context.get_world_size())
+
+    def _part_count(self) -> int:
+        """Return the number of parts, which a spare knows too: its script may compute the number of steps with it."""
+        return self.place[1] if self.place is not None else context.get_world_size()
 
     def _go_to(self, consumed: int) -> None:
         self.consumed = self._began_at = consumed
