@@ -517,6 +517,24 @@ def test_hidden_state_is_named_as_the_cause_after_a_recovery(has_recovered: bool
     assert ("first in model.linear.weight: most likely hidden state: opt.cov" in record.cause) == has_recovered
 
 
+@pytest.mark.parametrize("is_named", [False, True])
+def test_hidden_state_is_named_before_a_device_when_ranks_differ_after_a_recovery(is_named: bool) -> None:
+    house = house_of(3)
+    flip(house, "1")
+    go_back(house)
+    for node in "012":
+        house.beat(node)
+    credential = house.credential("0")
+    text = "hidden state: opt.cov (train.py:7) changed outside the state, and later steps read it. Fix: keep it"
+    if is_named:
+        house.receive(credential.session, ReportEnvelope(credential, Anomaly(4, text)))
+    flip(house, "2", equal=150, seen=200)
+    *_, record = [one for one in house.journal if isinstance(one, RolledBack)]
+    cause = ": most likely hidden state: opt.cov (train.py:7) changed outside the state; all ranks roll back"
+    assert (cause in record.text) == is_named
+    assert ("device" in record.text) != is_named
+
+
 def test_ranks_with_different_commit_counts_at_a_step_differ() -> None:
     house = house_of(3)
     all_say(house, 50)

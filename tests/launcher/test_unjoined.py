@@ -42,6 +42,13 @@ def test_process_that_reads_forever_is_named_after_all() -> None:
     assert named_at(silence, 2 * LONGEST_S) == {"worker_0": LONGEST_S}
 
 
+def test_process_that_waits_for_a_cpu_has_more_time() -> None:
+    waited_s = iter([9.0, 12.0, 12.0, 12.0, 12.0])  # of the first 10 s, 15 s, …
+    silence = UnjoinedProcesses(lambda _: 0, lambda _: next(waited_s))
+    silence.began("worker_0", process(100), 0.0)
+    assert named_at(silence, LONGEST_S) == {"worker_0": 25.0}
+
+
 def test_bytes_read_by_a_process_grow(tmp_path: Path) -> None:
     me = ProcessIdentity.current()
     before = bytes_read(me)

@@ -25,7 +25,7 @@ from samebits.store import collective_ring, durable, private
 from samebits.store.process_identity import ProcessIdentity
 from samebits.tracebacks import place_in_dump
 
-PATIENCE_S = 15.0  # minimum time from a process's start to its samebits.init()
+PATIENCE_S = 15.0  # minimum time from a process's start to its samebits.init(), except waits for a CPU
 LOOK_S = 5.0
 LONGEST_S = 120.0
 LEAST_READ_BYTES = 32 << 10  # within LOOK_S; about a handful of compiled modules
@@ -38,6 +38,15 @@ def bytes_read(identity: ProcessIdentity) -> int | None:
     except OSError:  # the process is gone, or another user's
         return None
     return int(found[1]) if found and identity.is_alive() else None
+
+
+def waited_for_cpu_s(identity: ProcessIdentity) -> float:
+    """Return how long the process's main thread was ready to run but had no CPU; 0.0 if this is not visible."""
+    try:
+        found = Path(f"/proc/{identity.pid}/schedstat").read_text().split()
+    except OSError:
+        return 0.0
+    return int(found[1]) / 1e9 if len(found) == 3 and identity.is_alive() else 0.0
 
 
 @dataclass(slots=True)
@@ -53,10 +62,16 @@ class UnjoinedProcesses:
 
     Args:
         read: :func:`bytes_read`, or a replacement.
+        waited_s: :func:`waited_for_cpu_s`, or a replacement.
     """
 
-    def __init__(self, read: Callable[[ProcessIdentity], int | None] = bytes_read) -> None:
+    def __init__(
+        self,
+        read: Callable[[ProcessIdentity], int | None] = bytes_read,
+        waited_s: Callable[[ProcessIdentity], float] = waited_for_cpu_s,
+    ) -> None:
         self._read = read
+        self._waited_s = waited_s
         self._watched: dict[str, _Watched] = {}
 
     def began(self, name: str, identity: ProcessIdentity, now: float) -> None:
@@ -76,7 +91,8 @@ class UnjoinedProcesses:
             if one.look_at > now + 1.0:  # processes that are due within a second are reported together
                 continue
             before, one.read = one.read, self._read(one.identity)
-            is_first = now - one.began_at < PATIENCE_S - LOOK_S / 2
+            ran_s = now - one.began_at - self._waited_s(one.identity)
+            is_first = ran_s < PATIENCE_S - LOOK_S / 2
             reads = before is not None and one.read is not None and one.read - before >= LEAST_READ_BYTES
             if (is_first or reads) and now - one.began_at < LONGEST_S:
                 one.look_at = now + LOOK_S

@@ -31,7 +31,7 @@ from samebits.training.state.handlers import StateHandler, register_handler
 from samebits.training.state.local_sgd import LocalSGD
 from samebits.training.state.object_state import ObjectState
 from samebits.training.state.script.after_commit import runs_more_after_loops
-from samebits.training.state.script.hidden_state import HiddenChange, HiddenStateLook, sentence_of
+from samebits.training.state.script.hidden_state import HiddenChange, HiddenStateLook, sentences_of
 from samebits.training.state.script.loop_habits import OutsideCounters
 from samebits.training.state.torch_state import TorchState
 
@@ -111,7 +111,7 @@ def run(
         asked = process.settings.hidden_state
 
         def told(findings: list[HiddenChange]) -> None:
-            _tell_of_hidden(process, state, findings)
+            _tell_of_hidden(process, state, sentences_of(findings, any_world_size=state.is_world_size_free))
             if retaken is not None:
                 retaken.named()
 
@@ -124,6 +124,7 @@ def run(
             look.called()
             if asked != "off" and looks:
                 state.look_for_hidden(looks.pop())
+            _tell_of_hidden(process, state, state.hidden_messages.take_lost())
             with _told_of_a_complete_epoch(state):
                 result = function(state, *args, **kwargs)
             state.finish()
@@ -199,11 +200,12 @@ def _retaken_steps(
     return RetakenSteps(state, extent, lambda: look.findings, has_room, tell, has_tail=has_tail)
 
 
-def _tell_of_hidden(process: Worker, state: State, findings: list[HiddenChange]) -> None:
-    text = sentence_of(findings)
-    if context.get_rank() == 0:
-        log.warn(text)
-    process.agent.report_anomaly(state.completed_steps, text)  # the same on every rank, so it is logged once
+def _tell_of_hidden(process: Worker, state: State, texts: Sequence[str]) -> None:
+    for text in texts if process.settings.hidden_state != "off" else ():
+        state.hidden_messages.add(text)
+        if context.get_rank() == 0:
+            log.warn(text)
+        process.agent.report_anomaly(state.completed_steps, text)  # the same on every rank, so it is logged once
 
 
 def load_dcp(state: ObjectState, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:

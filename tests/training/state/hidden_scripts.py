@@ -299,9 +299,328 @@ HIDDEN = {
             optimizer.zero_grad()
         """,
     ),
+    "property that counts its reads": script(
+        top="""
+        class Fading:
+            def __init__(self):
+                self.reads = 0
+            @property
+            def scale(self):
+                self.reads += 1  # moved
+                return 1.0 / self.reads
+        fading = Fading()
+        """,
+        loss="loss = loss * fading.scale",
+    ),
+    "property of an inner object, counted in a class": script(
+        top="""
+        class Inner:
+            reads = 0
+            @property
+            def scale(self):
+                Inner.reads += 1  # moved
+                return 1.0 / Inner.reads
+        class Outer:
+            def __init__(self):
+                self.inner = Inner()
+            def weigh(self, loss):
+                return loss * self.inner.scale
+        outer = Outer()
+        """,
+        loss="loss = outer.weigh(loss)",
+    ),
+    "__getattr__ with a private slot": script(
+        top="""
+        class Fading:
+            __slots__ = ("_reads",)
+            def __init__(self):
+                self._reads = 0
+            def __getattr__(self, name):
+                self._reads += 1  # moved
+                return 1.0 / self._reads
+        fading = Fading()
+        """,
+        loss="loss = loss * fading.scale",
+    ),
+    "descriptor that counts": script(
+        top="""
+        class Fading:
+            def __init__(self):
+                self.reads = 0
+            def __get__(self, owner, kind=None):
+                self.reads += 1  # moved
+                return 1.0 / self.reads
+        class Settings:
+            scale = Fading()
+        settings = Settings()
+        """,
+        loss="loss = loss * settings.scale",
+    ),
+    "attribute of a function by getattr": script(
+        top="""
+        def weigh(loss):
+            calls = getattr(weigh, "calls", 0) + 1
+            weigh.calls = calls  # moved
+            return loss / calls
+        """,
+        loss="loss = weigh(loss)",
+    ),
+    "attribute of a function that counts for another line": script(
+        top="""
+        def tick():
+            tick.calls += 1  # moved
+        tick.calls = 1
+        """,
+        loss="loss = loss / tick.calls",
+        after="tick()",
+    ),
+    "mutable default argument": script(
+        top="""
+        def weigh(loss, *, seen=[]):
+            seen.append(1)  # moved
+            return loss / len(seen)
+        """,
+        loss="loss = weigh(loss)",
+    ),
+    "context variable": script(
+        top="""
+        import contextvars
+        seen = contextvars.ContextVar("seen", default=1)
+        """,
+        loss="loss = loss / seen.get()",
+        after="seen.set(seen.get() + 1)  # moved",
+    ),
+    "threading.local": script(
+        top="""
+        import threading
+        kept = threading.local()
+        kept.seen = 1
+        """,
+        loss="loss = loss / kept.seen",
+        after="kept.seen += 1  # moved",
+    ),
+    "array.array": script(
+        top="""
+        import array
+        seen = array.array("d", [1.0])
+        """,
+        loss="loss = loss / seen[0]",
+        after="seen[0] += 1  # moved",
+    ),
+    "object in a partial": script(
+        top="""
+        class Calls:
+            def __init__(self):
+                self.count = 0
+        def weigh(calls, loss):
+            calls.count += 1  # moved
+            return loss / calls.count
+        scale = functools.partial(weigh, Calls())
+        """,
+        loss="loss = scale(loss)",
+    ),
+    "lambda in a dict": script(
+        top="""
+        ticks = itertools.count(1)
+        scales = {"linear": lambda loss: loss / next(ticks)}  # moved
+        """,
+        loss="loss = scales['linear'](loss)",
+    ),
+    "closure in a dict": script(
+        top="""
+        def make():
+            calls = 0
+            def tick():
+                nonlocal calls
+                calls += 1  # moved
+                return calls
+            return {"tick": tick}
+        kept = make()
+        """,
+        loss="loss = loss / kept['tick']()",
+    ),
+    "method of an object in a list": script(
+        top="""
+        class Scale:
+            def __init__(self):
+                self.calls = 0
+            def weigh(self, loss):
+                self.calls += 1  # moved
+                return loss / self.calls
+        scales = [Scale()]
+        """,
+        loss="""
+        for scale in scales:
+            loss = scale.weigh(loss)
+        """,
+    ),
+    "bound method in a variable": script(
+        top="""
+        class Scale:
+            def __init__(self):
+                self.calls = 0
+            def weigh(self, loss):
+                self.calls += 1  # moved
+                return loss / self.calls
+        weigh = Scale().weigh
+        """,
+        loss="loss = weigh(loss)",
+    ),
+    "class method": script(
+        top="""
+        class Seen:
+            calls = 0
+            @classmethod
+            def tick(cls):
+                cls.calls += 1  # moved
+                return cls.calls
+        """,
+        loss="loss = loss / Seen.tick()",
+    ),
+    "object in a with statement": script(
+        top="""
+        class Scope:
+            def __init__(self):
+                self.entered = 0
+            def __enter__(self):
+                self.entered += 1  # moved
+                return self.entered
+            def __exit__(self, *error):
+                pass
+        scope = Scope()
+        """,
+        loss="""
+        with scope as entered:
+            loss = loss / entered
+        """,
+    ),
+    "forward hook": script(
+        top="""
+        calls = []
+        def hook(module, inputs, result):
+            calls.append(1)  # moved
+            return result / len(calls)
+        model[0].register_forward_hook(hook)
+        """,
+    ),
+    "configuration that is a dict with attributes": script(
+        top="""
+        class Config(dict):
+            __getattr__ = dict.__getitem__
+            __setattr__ = dict.__setitem__
+        cfg = Config(seen=1)
+        """,
+        loss="loss = loss / cfg.seen",
+        after="cfg.seen += 1  # moved",
+    ),
+    "order of an OrderedDict": script(
+        top="rates = collections.OrderedDict(first=1.0, second=0.5)",
+        loss="loss = loss * next(iter(rates.values()))",
+        after="rates.move_to_end(next(iter(rates)))  # moved",
+    ),
+    "list of a class of its own": script(
+        top="""
+        class Losses(list): pass
+        losses = Losses()
+        """,
+        loss="loss = loss / (1 + len(losses))",
+        after="losses.append(1)  # moved",
+    ),
+    "member of an enumeration": script(
+        top="""
+        import enum
+        class Mode(enum.Enum):
+            EARLY = 1
+            LATE = 2
+        cfg = types.SimpleNamespace(mode=Mode.EARLY)
+        """,
+        loss="loss = loss / cfg.mode.value",
+        after="cfg.mode = Mode.LATE if cfg.mode is Mode.EARLY else Mode.EARLY  # moved",
+    ),
+    "named tuple that is replaced": script(
+        top="""
+        Config = collections.namedtuple("Config", "seen")
+        cfg = Config(1)
+        """,
+        enter="global cfg",
+        loss="loss = loss / cfg.seen",
+        after="cfg = cfg._replace(seen=cfg.seen + 1)  # moved",
+    ),
+    "attribute by setattr and vars": script(
+        top="cfg = types.SimpleNamespace(seen=1)",
+        loss="loss = loss / vars(cfg)['seen']",
+        after="setattr(cfg, 'seen', cfg.seen + 1)  # moved",
+    ),
+    "global by globals()": script(
+        top="seen = 1",
+        loss="loss = loss / globals()['seen']",
+        after="globals()['seen'] += 1  # moved",
+    ),
+    "heap": script(
+        top="""
+        import heapq
+        heap = [5.0]
+        """,
+        loss="loss = loss / heap[0]",
+        after="heapq.heappush(heap, loss.item())  # moved",
+    ),
+    "value that two paths lead to": script(
+        top="""
+        class Net:
+            def __init__(self):
+                self.active = 1
+            def weigh(self, loss):
+                return loss / self.active
+        net = Net()
+        nets = [net]
+        """,
+        loss="""
+        loss = net.weigh(loss) / net.active
+        for one in nets:
+            loss = one.weigh(loss)
+        """,
+        after="net.active += 1  # moved",
+    ),
 }
 
 HARMLESS = {
+    "hook that gathers activations": script(
+        top="""
+        kept = []
+        def hook(module, inputs, result):
+            kept.append(result.detach())
+        model[0].register_forward_hook(hook)
+        """,
+    ),
+    "property that logs": script(
+        top="""
+        class Settings:
+            def __init__(self):
+                self.reads = 0
+                self.rate = 0.1
+            @property
+            def scale(self):
+                self.reads += 1
+                return self.rate * 2
+        settings = Settings()
+        """,
+        loss="loss = loss * settings.scale",
+    ),
+    "loggers in a list": script(
+        top="""
+        class Log:
+            def __init__(self): self.rows = []
+            def write(self, value): self.rows.append(value)
+        logs = [Log()]
+        def record(value, *, rows=[]):
+            rows.append(value)
+        """,
+        after="""
+        record(loss.item())
+        for one in logs:
+            one.write(loss.item())
+        """,
+    ),
     "module that counts its calls": script(
         top="""
         class Annealed(nn.Module):

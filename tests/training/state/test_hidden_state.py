@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,9 +19,16 @@ from samebits.core.reports import MAX_ANOMALY_CHARS
 from samebits.training import elastic
 from samebits.training.process import context
 from samebits.training.state.script import hidden_state
-from samebits.training.state.script.hidden_state import MOST_S, HiddenChange, HiddenStateLook, sentence_of
+from samebits.training.state.script.hidden_state import (
+    HIDDEN_MESSAGES,
+    MOST_S,
+    HiddenChange,
+    HiddenStateLook,
+    sentence_of,
+    sentences_of,
+)
 from samebits.training.state.script.training_slice import SourceLine
-from tests.training.commits import Commits
+from tests.training.commits import Commits, small_state
 from tests.training.state.hidden_scripts import HARMLESS, HIDDEN, script
 
 
@@ -88,7 +96,8 @@ def test_change_between_two_looks_is_named_when_the_function_is_called_again(
 ) -> None:
     monkeypatch.setattr(hidden_state, "_LATER", (100,))
     ends = iter([10])
-    monkeypatch.setattr(torch, "_ends_now", lambda step: step == 10 and next(ends, None) is not None, raising=False)
+    ends_now = Mock(side_effect=lambda step: step == 10 and next(ends, None) is not None)  # not followed: a library's
+    monkeypatch.setattr(torch, "_ends_now", ends_now, raising=False)
     text = script(
         top="norms = [1.0]",
         enter="h = 0.0",
@@ -105,6 +114,39 @@ def test_change_between_two_looks_is_named_when_the_function_is_called_again(
     told.run(text)
     [line] = [number for number, one in enumerate(text.splitlines(), 1) if one.endswith("# moved")]
     assert told.lines == [line], "the local h is new in each call"
+
+
+def test_change_between_two_looks_is_named_before_a_checkpoint_holds_its_effect(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hidden_state, "_LATER", (100,))
+    remember = Commits.save
+    saved_at: list[int] = []
+
+    def save(session: Commits) -> None:
+        remember(session)
+        if session.count in (10, 15):
+            session._state.look_before_save()
+            saved_at.append(len(told.findings))
+
+    monkeypatch.setattr(Commits, "save", save)
+    text = script(
+        top="norms = [1.0]",
+        before="if state.step == 12:\n    norms.append(0.5)  # moved",
+        loss="loss = loss * norms[-1]",
+    )
+    told.run(text)
+    [line] = [number for number, one in enumerate(text.splitlines(), 1) if one.endswith("# moved")]
+    assert told.lines == [line]
+    assert saved_at == [0, 1], "no look is due at commit 15"
+
+
+def test_looks_pause_once_they_have_taken_too_long(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden_state, "MOST_S", 0.0)
+    monkeypatch.setattr(hidden_state, "_SHARE", 0.0)
+    told.run(HIDDEN["global counter"])
+    assert told.findings == []
+    assert told.look is not None and 0.0 < told.look.spent_s < MOST_S, "one look, which ends early"
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -158,5 +200,31 @@ def test_message_names_five_and_counts_the_rest() -> None:
     findings = [HiddenChange(f"name{number}", "", SourceLine("/x/train.py", number)) for number in range(7)]
     text = sentence_of(findings)
     assert text.startswith("hidden state: name0 (train.py:0), name1 (train.py:1), ")
-    assert "name4 (train.py:4) and 2 more changed outside the state" in text
+    assert "name4 (train.py:4) and 2 more, listed in rank 0's log, changed outside the state" in text
     assert len(text) <= MAX_ANOMALY_CHARS
+
+
+def test_all_findings_are_named_in_messages_of_five() -> None:
+    findings = [HiddenChange(f"name{number}", "", SourceLine("/x/train.py", number)) for number in range(7)]
+    texts = sentences_of(findings)
+    assert [text.count("train.py") for text in texts] == [5, 2]
+    assert not any("more" in text for text in texts)
+
+
+def test_message_names_the_world_size_if_the_state_is_free_of_it() -> None:
+    finding = HiddenChange("seen", "", SourceLine("/x/train.py", 3))
+    assert "so a recovery or another world size may give other bits" in sentence_of([finding], any_world_size=True)
+    assert "world size" not in sentence_of([finding])
+
+
+def test_points_hold_the_messages_for_processes_that_have_not_seen_the_change() -> None:
+    before, after = small_state(), small_state()
+    assert HIDDEN_MESSAGES not in before.contents()["shared"]
+    before.hidden_messages.add("hidden state: cfg.mode …")
+    point = before.contents()
+    after.load(point, own=False)
+    assert after.hidden_messages.take_lost() == ["hidden state: cfg.mode …"]
+    assert after.hidden_messages.take_lost() == []
+    assert after.contents()["shared"][HIDDEN_MESSAGES] == point["shared"][HIDDEN_MESSAGES], "also for the next recovery"
+    before.load(point, own=True)
+    assert before.hidden_messages.take_lost() == [], "this process has seen the change"

@@ -122,24 +122,24 @@ class ConsistencyJudge:
         since = 0 if found.equal is None else found.equal.generation
         origins = {} if committed is None else ledger.witnesses.origins(committed.members, since)
         decision = decide(found, trust, self._repairs, origins)
+        lost = hidden_state if committed is not None and committed.generation > 1 and not found.is_of_steps else ""
         if isinstance(decision, Stop) or committed is None:
             why = decision.why if isinstance(decision, Stop) else ""
-            lost = hidden_state if committed is not None and committed.generation > 1 else ""
             text = sentence(found.judgement, found.one, found.other, lost)
             return f"{text}{f'. Not repaired: {why}' if why else ''}"
         values = {rank: found.values[rank] for rank in decision.suspects or found.values}
         self._repairs = [*self._repairs, Repair(found.step, decision.to.step, values)][-MOST_REPAIRS:]
         # a rank that only copied the value is not to blame
         nodes = [committed.members[rank][0] for rank in decision.suspects if origins[rank] == committed.members[rank]]
-        text = self._text(found, decision, nodes)
+        text = self._text(found, decision, nodes, lost)
         suspects = tuple(committed.members[rank] for rank in decision.suspects)
         ledger.write(RolledBack(committed.generation, decision.to, suspects, found.step, text))
         ledger.announce(text)
-        self._offences.update(nodes)
+        self._offences.update([] if lost else nodes)
         self._drain([node for node in nodes if self._offences[node] >= DRAINED_AT])
         return ""
 
-    def _text(self, found: RankDifference, decision: GoBack, nodes: Sequence[str]) -> str:
+    def _text(self, found: RankDifference, decision: GoBack, nodes: Sequence[str], lost: str) -> str:
         """Return one line: who differs, in what, since when, and how much is repeated."""
         ledger, committed = self._ledger, self._ledger.state.generation
         assert committed is not None, "they differ in one"
@@ -161,6 +161,8 @@ class ConsistencyJudge:
         fault = (
             f"{_OTHER_STEPS} ({CauseClass.SOFTWARE.value})" if found.is_of_steps else f"{row.fault} ({row.cause.value})"
         )
+        if lost:  # without the fix, which follows if the same difference comes again
+            fault = f"most likely {lost.partition('. Fix')[0].partition(', and later')[0]}"
         return (
             f"{what} {at}{f', first in {first}' if first else ''}, {since}: {fault}{whose}; "
             f"all ranks roll back to step {decision.to.step}, where all were equal, and repeat {redone}"

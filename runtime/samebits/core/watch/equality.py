@@ -125,6 +125,8 @@ def sentence(judgement: Judgement, one: Digest, other: Digest, hidden_state: str
         apart = f"{one.commits} commits on {mine}, {other.commits} on {theirs}"
         return f"{text} ({apart}): {_cause(Part(PartKind.STEPS, '', ''), averages=True)}"
     found = _that_matter(one, other)
+    if not found and hidden_state:
+        return f"{text}: most likely {hidden_state}"
     if not found:
         return f"{text}. {_FIXES[PartKind.TRAINED]}"
     first = _first_of(found, mine, theirs)

@@ -234,6 +234,7 @@ class ElasticRun:
             self._replay.committed(step)
         if points.due.is_at(step):  # called on every rank, even if its disk fails
             began_s = time.monotonic()
+            state.look_before_save()
             with points.due.saving():
                 points.save(step)
             state.was_saved()

@@ -24,7 +24,7 @@ from samebits.training.group.failure import is_communication_failure
 from samebits.training.state import snapshot
 from samebits.training.state.base_state import State
 from samebits.training.state.object_state import ObjectState
-from samebits.training.state.script.hidden_state import HiddenChange, epochs_of, sentence_of
+from samebits.training.state.script.hidden_state import HIDDEN_MESSAGES, HiddenChange, epochs_of, sentence_of
 from samebits.training.state.torch_state import TorchState
 
 __all__ = ["Extent", "RetakenSteps", "TakeStepAgain"]
@@ -322,6 +322,7 @@ def _digests_of(state: State) -> tuple[PassDigests, str]:
         found.setdefault(_short(name), xxhash.xxh3_64_intdigest(repr(value).encode(errors="surrogatepass")))
     handlers = state.handlers.items() if isinstance(state, ObjectState) else ()
     records = [f"state.{name}.{key}" for name, handler in handlers for key in handler.records]
+    records += [f"state.{HIDDEN_MESSAGES}"]
     records += [f"state.unlisted.{name}.attributes." for name, _ in handlers]  # restored, and some hold a time
     return {name: one for name, one in found.items() if not name.startswith(tuple(records))}, ""
 

@@ -27,7 +27,7 @@ from samebits.training.state.compared import Named
 from samebits.training.state.generators import Generators
 from samebits.training.state.handlers import StateHandler, is_stateful
 from samebits.training.state.reporting import Reporter
-from samebits.training.state.script.hidden_state import HiddenStateLook
+from samebits.training.state.script.hidden_state import HiddenMessages, HiddenStateLook
 
 __all__ = ["CommitSink", "State", "source_of_sync"]
 
@@ -77,6 +77,8 @@ class State(ABC):
         self._reset_callbacks: list[Callable[[], object]] = []
         self._reporter = Reporter()
         self._hidden: HiddenStateLook | None = None
+        self.hidden_messages = HiddenMessages()
+        self.is_world_size_free = False  # whether the bits of the result do not depend on the world size
         self._is_again = False  # the step since the last commit is being retaken for comparison
         self._checkpoint = CheckpointConfig() if is_stateful(self) else CheckpointConfig(sys.maxsize)
 
@@ -217,6 +219,11 @@ class State(ABC):
     def look_for_hidden(self, look: HiddenStateLook | None) -> None:
         """Make ``look`` search for values outside the state from the next commit on; None ends the search."""
         self._hidden = look
+
+    def look_before_save(self) -> None:
+        """Search for values outside the state that changed before the current commit, which is about to be saved."""
+        if self._hidden is not None and not self._hidden.saving():
+            self._hidden = None
 
     def takes_again(self, is_again: bool) -> None:
         """Set whether the step since the last commit is retaken for comparison; its reports are then discarded."""

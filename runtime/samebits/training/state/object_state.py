@@ -28,6 +28,7 @@ from samebits.training.state.handlers import (
 )
 from samebits.training.state.last_commit import LastCommit
 from samebits.training.state.rng import RngMode
+from samebits.training.state.script.hidden_state import HIDDEN_MESSAGES
 
 __all__ = ["ObjectState"]
 
@@ -219,6 +220,8 @@ class ObjectState(State):
         values = {name: one.contents() for name, one in self.handlers.items()}
         unlisted = {name: told for name, one in self.handlers.items() if (told := one.unlisted())}
         shared = {"steps": self.completed_steps, "values": values, "unlisted": unlisted}
+        if self.hidden_messages.named:
+            shared[HIDDEN_MESSAGES] = list(self.hidden_messages.named)
         return {"shared": shared, "own": self._own_rng()}
 
     def live_contents(self) -> dict[str, Any]:
@@ -242,6 +245,7 @@ class ObjectState(State):
             self.handlers[name].load_unlisted(unlisted)
         self.load_values(values, contents["own"])  # also a replica's shards; each description contains its position
         self._committed_steps = contents["shared"]["steps"]
+        self.hidden_messages.load(contents["shared"].get(HIDDEN_MESSAGES, []))  # absent if nothing was named
         if self._rng is not RngMode.SAVED:
             return
         if own:

@@ -121,6 +121,7 @@ class TorchState(ObjectState):
         self._virtual = (
             None if sizes is None else VirtualWorkers(self.handlers, global_batch=sizes[0], micro_batch=sizes[1])
         )
+        self.is_world_size_free = self._virtual is not None
         self._habits = LoopHabits(
             [one.value for one in self.handlers.values() if isinstance(one, ModuleHandler)],
             [name for name, one in self.handlers.items() if isinstance(one, PlainHandler)],

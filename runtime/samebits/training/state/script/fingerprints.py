@@ -7,10 +7,16 @@ have a constant fingerprint, so changes to them are never reported.
 
 from __future__ import annotations
 
+import argparse
+import array
 import collections
+import contextvars
+import enum
+import functools
 import itertools
 import random
 import sys
+import threading
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -26,11 +32,14 @@ __all__ = [
     "attribute",
     "attributes_of",
     "can_be_referred_to",
+    "defaults_of",
     "fingerprint",
+    "getter_of",
     "has_type",
     "is_library_type",
     "is_method",
     "is_users_object",
+    "items_of",
     "modules_of",
     "plain_function",
     "scope_of",
@@ -41,10 +50,11 @@ _UNKNOWN = ("?",)
 _MOST_DEPTH = 4
 _ENDS = 4  # elements read from each end of a sequence
 _MOST_ITEMS = 64  # limit on items of a dict or set, and on a module's tensors
+_MOST_FOLLOWED = 16  # functions and objects that are followed in a container
 _MOST_MODULES = 100
 _MOST_BYTES = 65536  # limit on arrays that are hashed completely
-_LISTS = (list, tuple)
-_DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
+_FIELD: Any = type(collections.namedtuple("_Pair", "one other").one)  # type: ignore[attr-defined]
 _ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))))
 OPAQUE_ITERATORS = (enumerate, zip, map, filter, itertools.cycle, itertools.chain, itertools.islice)
 """Iterators whose position cannot be read."""
@@ -65,6 +75,8 @@ def has_type(value: object, *kinds: type) -> bool:
 def attributes_of(value: object) -> Mapping[str, Any]:
     """Return the value's own ``__dict__``, or an empty one."""
     kept: Any
+    if type(value) is threading.local:
+        return vars(value)  # those of the calling thread
     for one in type_line(value):
         kept = one.__dict__.get("__dict__")
         if kept is not None:
@@ -91,8 +103,29 @@ def attribute(value: object, name: str) -> Any:
     for one in type_line(value):
         if name in one.__dict__:
             found = one.__dict__[name]
-            return found.__get__(value) if type(found) is types.MemberDescriptorType and name in _slots(one) else found
+            is_stored = type(found) is _FIELD or (type(found) is types.MemberDescriptorType and name in _slots(one))
+            return found.__get__(value) if is_stored else found
+    if has_type(value, dict) and any("__getattr__" in one.__dict__ for one in type_line(value)):
+        return dict.get(value, name, MISSING)  # type: ignore[call-overload]
     return MISSING
+
+
+def getter_of(owner: object, name: str) -> tuple[types.FunctionType, object] | None:
+    """Return the user's function that computes this attribute, and the object that it gets first; None for others."""
+    found = next((one.__dict__[name] for one in type_line(owner) if name in one.__dict__), MISSING)
+    if type(found) is not property and name in attributes_of(owner):
+        return None
+    function, receiver = None, owner
+    if type(found) is property:
+        function = plain_function(found.fget)
+    elif type(found) is functools.cached_property:
+        function = plain_function(found.func)
+    elif found is not MISSING:
+        receiver = found
+        function = plain_function(attribute(found, "__get__")) if is_users_object(found) else None
+    elif attribute(owner, name) is MISSING:
+        function = plain_function(attribute(owner, "__getattr__"))
+    return None if function is None or is_library(function.__code__.co_filename) else (function, receiver)
 
 
 def _slots(owner: type) -> Collection[str]:
@@ -112,16 +145,18 @@ def fingerprint(value: object, is_handled: Callable[[object], bool], depth: int 
     following = depth + 1
     if has_type(value, torch.Tensor):
         return _tensor(value)
-    if kind in _LISTS or kind is collections.deque:
-        return _sequence(value, is_handled, following)
-    if kind in _DICTS:
-        items = list(itertools.islice(value.items(), _MOST_ITEMS))  # type: ignore[attr-defined]
+    for one in (list, tuple, collections.deque):
+        if has_type(value, one):
+            return _sequence(value, one, is_handled, following)
+    if has_type(value, dict):
+        all_items: Any = (collections.OrderedDict if kind is collections.OrderedDict else dict).items
+        items: list[Any] = list(itertools.islice(all_items(value), _MOST_ITEMS))
         inner = tuple((fingerprint(key, is_handled, 9), fingerprint(one, is_handled, following)) for key, one in items)
-        return ("dict", len(value), inner)  # type: ignore[arg-type]
+        return ("dict", dict.__len__(value), inner)  # type: ignore[arg-type]
     if kind in (set, frozenset):
         plain = sorted(hash(one) for one in itertools.islice(value, _MOST_ITEMS) if type(one) in (int, str))  # type: ignore[call-overload]
         return ("set", len(value), tuple(plain))  # type: ignore[arg-type]
-    if kind is types.SimpleNamespace:
+    if kind in _NAMESPACES:
         return fingerprint(dict(attributes_of(value)), is_handled, depth)
     return _library_object(value, is_handled, following)
 
@@ -131,10 +166,21 @@ def _tensor(value: Any) -> Any:
     return ("tensor", pointer, value._version, tuple(value.shape), str(value.dtype))
 
 
-def _sequence(value: Any, is_handled: Callable[[object], bool], depth: int) -> Any:
-    size = len(value)
+def _sequence(value: Any, kind: Any, is_handled: Callable[[object], bool], depth: int) -> Any:
+    size = kind.__len__(value)  # a subclass may override it, and its items
     places = range(size) if size <= 2 * _ENDS else (*range(_ENDS), *range(size - _ENDS, size))
-    return (type(value).__name__, size, tuple(fingerprint(value[one], is_handled, depth) for one in places))
+    items = tuple(fingerprint(kind.__getitem__(value, one), is_handled, depth) for one in places)
+    return (type(value).__name__, size, items)
+
+
+def items_of(value: Any) -> list[Any] | None:
+    """Return the first items of a list, tuple, deque, dict or ``functools.partial``; None for other values."""
+    for one in (list, tuple, collections.deque):
+        if has_type(value, one):
+            return list(itertools.islice(one.__iter__(value), _MOST_FOLLOWED))
+    if has_type(value, dict):
+        return list(itertools.islice(dict.values(value), _MOST_FOLLOWED))
+    return [value.func, *value.args, *value.keywords.values()] if type(value) is functools.partial else None
 
 
 def _library_object(value: Any, is_handled: Callable[[object], bool], depth: int) -> Any:
@@ -158,11 +204,19 @@ def _library_object(value: Any, is_handled: Callable[[object], bool], depth: int
         return ("iterator", value.__length_hint__())
     if kind is itertools.count:
         return ("count", repr(value))
+    if kind in (array.array, bytearray):
+        return ("array", len(value), hash(bytes(memoryview(value).cast("B")[:_MOST_BYTES])))
+    if kind is contextvars.ContextVar:
+        return ("context", fingerprint(value.get(None), is_handled, depth))
+    if kind is functools.partial:
+        return ("partial", *(fingerprint(one, is_handled, depth) for one in (value.args, value.keywords)))
+    if has_type(value, enum.Enum):
+        return ("enum", kind.__qualname__, own.get("_name_"))
     if has_type(value, nn.Module):
         return ("module", tuple(_tensor(one) for one in itertools.islice(_tensors_of(value), _MOST_ITEMS)))
     if has_type(value, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler):
         return _variables(attributes_of(value), is_handled, depth)
-    return _UNKNOWN
+    return (*_UNKNOWN, kind.__qualname__)
 
 
 def _variables(values: Mapping[str, Any], is_handled: Callable[[object], bool], depth: int) -> Any:
@@ -200,10 +254,21 @@ def _tensors_of(module: Any) -> Any:
 # ---- objects
 
 
+def defaults_of(function: types.FunctionType) -> dict[str, Any]:
+    """Return the parameters' default values, which outlive a call, except numbers and texts."""
+    code, given = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
+    found = {**dict(zip(names, given, strict=True)), **(function.__kwdefaults__ or {})}
+    return {name: one for name, one in found.items() if type(one) not in (int, float, bool, str, bytes, type(None))}
+
+
 def scope_of(function: types.FunctionType) -> Callable[[str], Any]:
-    """Return a lookup that resolves names as this function would: in its cells, then in its module."""
+    """Return a lookup of names in this function's defaults, then in its cells, then in its module."""
+    defaults = defaults_of(function)
 
     def look(name: str) -> Any:
+        if name in defaults:
+            return defaults[name]
         names = function.__code__.co_freevars
         if name in names and function.__closure__ is not None:
             try:

@@ -8,8 +8,10 @@ look calls none of the script's code, draws no random number, copies nothing, an
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
+import math
 import sys
 import time
 import types
@@ -34,22 +36,39 @@ from samebits.training.state.script.fingerprints import (
     attributes_of,
     fingerprint,
     has_type,
+    is_users_object,
+    items_of,
     scope_of,
 )
 from samebits.training.state.script.statements import Path
 from samebits.training.state.script.training_slice import Outside, ScriptFunctions, SourceLine
 
-__all__ = ["MOST_S", "HiddenChange", "HiddenStateLook", "epochs_of", "sentence_of"]
+__all__ = [
+    "HIDDEN_MESSAGES",
+    "MOST_S",
+    "HiddenChange",
+    "HiddenMessages",
+    "HiddenStateLook",
+    "epochs_of",
+    "sentence_of",
+    "sentences_of",
+]
 
 MOST_S = 0.05
-"""Limit on the CPU seconds of the calling thread for all looks in a job; further looks are skipped."""
+"""Limit on the CPU seconds of the calling thread for all looks in a job, besides a share of its time."""
+_SHARE = 0.001
+"""The share of the time since the first look that later looks may take."""
 _MOST_S_AT_LENGTH = 5.0
 _FIRST, _LAST, _LAST_AT_LENGTH = 2, 4, 12  # numbers of commits
 _LATER = (5, 6, 8, 10, 13, 16, 20, 25, *(2**power * part // 4 for power in range(5, 13) for part in (4, 5, 6, 7)), 8192)
-"""Numbers of commits, for values that begin to change late."""
+"""Numbers of commits, for values that begin to change late; the commits that are saved come in addition."""
 _MOST_WATCHED = 200
 _MOST_FRAMES = 64
-_NAMED = 5
+NAMED = 5
+"""The most findings that a message names."""
+_MOST_MESSAGES = 8
+HIDDEN_MESSAGES = "_hidden"
+"""The name of the messages in a point; no value of a state can have it."""
 _ATOMS = (int, float, bool, str, bytes, type(None))
 _OF_OPTIMIZERS = ("state", "param_groups", "defaults")
 """Attributes of an optimizer that a recovery restores, or that no step changes."""
@@ -70,16 +89,59 @@ class HiddenChange:
         return f"{self.name[:60]} ({FilePath(self.place.file).name}:{self.place.line}{kind})"
 
 
-def sentence_of(findings: Sequence[HiddenChange]) -> str:
-    """Return a message that names the findings, in one printable line."""
-    names = [str(one) for one in findings[:_NAMED]]
-    more = len(findings) - _NAMED
-    names += [f"{more} more"] if more > 0 else []
+class HiddenMessages:
+    """The messages about hidden state that a state's points hold, for processes that have not seen the changes.
+
+    Attributes:
+        named: the messages, oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.named: list[str] = []
+        self._lost: list[str] = []
+
+    def add(self, text: str) -> None:
+        """Keep a message in later points, up to a number of them."""
+        if text not in self.named and len(self.named) < _MOST_MESSAGES:
+            self.named.append(text)
+
+    def load(self, texts: Sequence[str]) -> None:
+        """Adopt the messages of a point that this process has loaded."""
+        for text in texts:
+            if text not in self.named:
+                self._lost.append(text)
+                self.add(text)
+
+    def take_lost(self) -> list[str]:
+        """Return, once, the messages about changes that another process has seen, and that this one has lost."""
+        found, self._lost = self._lost, []
+        return found
+
+
+def sentences_of(findings: Sequence[HiddenChange], *, any_world_size: bool = False) -> list[str]:
+    """Return messages that name all findings, a few in each."""
+    return [
+        sentence_of(findings[first : first + NAMED], any_world_size=any_world_size)
+        for first in range(0, len(findings), NAMED)
+    ]
+
+
+def sentence_of(findings: Sequence[HiddenChange], *, any_world_size: bool = False) -> str:
+    """Return a message that names the findings, in one printable line.
+
+    Args:
+        any_world_size: whether the state otherwise gives the same bits at any world size.
+    """
+    names = [str(one) for one in findings[:NAMED]]
+    more = len(findings) - NAMED
+    names += [f"{more} more, listed in rank 0's log,"] if more > 0 else []
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     it = "it" if len(findings) == 1 else "them"
+    gives = ", and may give other bits"
+    gives = ", so a recovery or another world size may give other bits" if any_world_size else gives
     text = (
         f"{OF_HIDDEN_STATE}{listed} changed outside the state, and later steps read {it}: a recovery does not restore "
-        f"{it}, and may give other bits. Fix: keep {it} in TorchState(…)"
+        f"{it}{gives}. Fix: keep {it} in TorchState(…)"
     )
     return "".join(one if one.isprintable() else "?" for one in text)
 
@@ -93,6 +155,10 @@ class _Watched:
     read: SourceLine
     modulus: int | None = None
     is_advanced: bool = False
+
+
+_Place = tuple[int, str]
+"""The id of an object and the name of an attribute: two paths may lead to one value."""
 
 
 class HiddenStateLook:
@@ -118,17 +184,20 @@ class HiddenStateLook:
         self._function = function
         self._state = weakref.ref(state)
         self._tell = tell
-        self._most_s = _MOST_S_AT_LENGTH if at_length else MOST_S
+        self._limit_s = self._most_s = _MOST_S_AT_LENGTH if at_length else MOST_S
         self._last = _LAST_AT_LENGTH if at_length else _LAST
         self._commits = 0
         self._epochs: tuple[int, ...] = ()  # the first epoch, until it has ended
         self._watched: list[_Watched] = []
         self._prints: dict[_Watched, Any] = {}
         self._moved: dict[_Watched, None] = {}
-        self._told: set[str] = set()
+        self._places: dict[_Watched, list[_Place]] = {}
+        self._told: set[str | _Place] = set()
         self._script: ScriptFunctions | None = None
         self.findings: list[HiddenChange] = []
         self._began = 0.0
+        self._started = math.inf  # when the first look began
+        self._looked_at = 0  # the last commit with a look
         self._is_new_call = False
         self.spent_s = 0.0
 
@@ -151,21 +220,41 @@ class HiddenStateLook:
         self._is_new_call = False
         if not is_new_call and not self._is_due():
             return True
+        return self._bounded(functools.partial(self._begin_again, compares=not is_again) if is_new_call else self._look)
+
+    def saving(self) -> bool:
+        """Look before the current commit is saved; return whether later commits should be looked at.
+
+        If all processes die after a change and before the next look, no process is left that has seen it. A recovery
+        then begins at a saved commit, and takes all later steps again.
+        """
+        if self._commits <= self._last or self._looked_at == self._commits:
+            return True
+        return self._bounded(self._look)
+
+    def _bounded(self, look: Callable[[], bool]) -> bool:
+        """Look, unless all looks have taken too long so far."""
+        now = time.monotonic()
+        self._started = min(self._started, now)
+        self._limit_s = self._most_s + _SHARE * (now - self._started)
+        if self.spent_s > self._limit_s:
+            return True
+        self._looked_at = self._commits
         self._began = time.thread_time() - self.spent_s
         try:
-            goes_on = self._begin_again(compares=not is_again) if is_new_call else self._look()
+            goes_on = look()
         except Exception as error:
             _not_done(error)
             return False
         self.spent_s = time.thread_time() - self._began
-        return goes_on and not self._is_late()
+        return goes_on
 
     def _is_due(self) -> bool:
         is_early = self._commits <= self._last or self._commits in _LATER
         return is_early or (bool(self._epochs) and self._epochs != epochs_of(self._state()))
 
     def _is_late(self) -> bool:
-        return time.thread_time() - self._began > self._most_s
+        return time.thread_time() - self._began > self._limit_s
 
     def _look(self) -> bool:
         frames = {one.f_code: one for one in _frames(self._function)}
@@ -185,10 +274,9 @@ class HiddenStateLook:
         self._prints.update(prints)
         if self._commits >= self._last and self._epochs != epochs_of(state):
             self._epochs = ()
-        is_last = self._commits >= _LATER[-1] and not self._epochs
         if self._commits >= _LAST:
-            self._report(is_last)
-        return not is_last
+            self._report()
+        return True
 
     def _begin_again(self, *, compares: bool) -> bool:
         """Compare with the current values from now on, since the current call has created some of them.
@@ -210,7 +298,7 @@ class HiddenStateLook:
             }
         self._prints |= prints
         if self._moved:
-            self._report(is_last=False)
+            self._report()
         return True
 
     def _find(self, frames: Iterable[types.FrameType], handled: _Handled) -> list[_Watched]:
@@ -251,10 +339,9 @@ class HiddenStateLook:
         if value is MISSING or depth > 4:
             return
         parts: list[Outside] | None = script.expand(value, watched.read)
-        if parts is None:
+        if parts is None or items_of(value) is not None or is_users_object(value):
             yield watched
-            return
-        for one in parts:
+        for one in parts or ():
             yield from self._expand(script, _Watched(one.owner, one.path, one.read), frame, handled, depth + 1)
 
     def _fingerprints(self, frames: dict[types.CodeType, types.FrameType], handled: _Handled) -> dict[_Watched, Any]:
@@ -288,14 +375,16 @@ class HiddenStateLook:
             value = MISSING if owner is None else owner
             if type(owner) is types.FunctionType:
                 value, path = scope_of(owner)(path[0]), path[1:]
+        places = self._places[one] = [(0, one.path[0])] if len(path) < len(one.path) else []
         for name in path:
+            places.append((id(value), name))
             holder = value
             is_restored = handled.is_handled(value) and not handled.is_restored_in_part(value)
             if value is MISSING or handled.is_state(value) or is_restored:
                 return MISSING
-            if has_type(value, dict, torch.Tensor):
-                break  # an attribute or a method of the object
             inner = attribute(value, name)
+            if has_type(value, torch.Tensor, enum.Enum) or (has_type(value, dict) and not _is_in(value, name)):
+                break  # an attribute or a method of the object
             value = value if type(inner) in (property, types.FunctionType, types.GetSetDescriptorType) else inner
             if handled.is_restored_in_part(holder) and (is_plain(value) or name in _OF_OPTIMIZERS):
                 return MISSING
@@ -303,33 +392,39 @@ class HiddenStateLook:
             return value  # its dataset may have state, even if its position is restored
         return MISSING if handled.is_state(value) or handled.is_handled(value) else value
 
-    def _report(self, is_last: bool) -> None:
-        findings: dict[str, HiddenChange] = {}
+    def _report(self) -> None:
+        findings: list[HiddenChange] = []
         assert self._script is not None
-        for one in self._moved:
-            finding = self._finding(one)
-            if finding.name not in self._told:
-                findings.setdefault(finding.name, finding)
+        moved = sorted(self._moved, key=lambda one: self._line_of(one) is None)
         self._moved.clear()
-        self._told |= findings.keys()
-        self.findings += findings.values()
-        if is_last:
-            self._script = None
+        holders = {place for one in moved for place in self._places[one][:-1]}
+        for one in moved:
+            finding, place = self._finding(one), self._places[one][-1]
+            if place not in holders and not {finding.name, place} & self._told:
+                findings.append(finding)
+                self._told |= {finding.name, *self._places[one]}
+        self.findings += findings
         if findings:
-            self._tell(list(findings.values()))
+            self._tell(findings)
+
+    def _line_of(self, one: _Watched) -> SourceLine | None:
+        """Return the line that changes the value."""
+        assert self._script is not None
+        owner = one.owner if isinstance(one.owner, types.CodeType) else one.owner()
+        code = owner.__code__ if type(owner) is types.FunctionType else owner
+        return self._script.changing_line(one.path, code if isinstance(code, types.CodeType) else None)
 
     def _finding(self, one: _Watched) -> HiddenChange:
-        assert self._script is not None
         kind = _KINDS.get(self._prints[one][0], "") if type(self._prints[one]) is tuple else ""
-        beside = one.owner if isinstance(one.owner, types.CodeType) else None
         name = ".".join(one.path)
-        if beside is None:
-            owner = one.owner()  # type: ignore[operator]
-            if type(owner) is types.FunctionType:
-                beside = owner.__code__
-            elif owner is not None:
-                name = f"{type(owner).__name__}.{name}"
-        return HiddenChange(name, kind, self._script.changing_line(one.path, beside) or one.read)
+        owner = None if isinstance(one.owner, types.CodeType) else one.owner()
+        if owner is not None and type(owner) is not types.FunctionType:
+            name = f"{(owner if has_type(owner, type) else type(owner)).__name__}.{name}"
+        return HiddenChange(name, kind, self._line_of(one) or one.read)
+
+
+def _is_in(value: Any, name: str) -> bool:
+    return name in attributes_of(value) or dict.__contains__(value, name)
 
 
 def _is_local(one: _Watched) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from samebits.training.group.calling_place import is_library
@@ -19,6 +20,7 @@ from samebits.training.state.script.fingerprints import (
     MISSING,
     attribute,
     attributes_of,
+    getter_of,
     has_type,
     is_method,
     is_users_object,
@@ -33,6 +35,7 @@ __all__ = [
     "Statements",
     "TrainingTest",
     "arguments_of",
+    "calls_of",
     "heads_of",
     "path_of",
     "summands_of",
@@ -51,8 +54,16 @@ _CHANGES_TRAINING = frozenset(
     }
 )
 _MUTATORS = frozenset(
-    {"append", "appendleft", "extend", "insert", "pop", "popleft", "update", "add", "remove", "clear"}
+    {
+        *("append", "appendleft", "extend", "insert", "pop", "popleft", "update", "add", "remove", "clear", "set"),
+        *("setdefault", "popitem", "subtract", "discard", "extendleft", "rotate", "sort", "reverse", "fill", "put"),
+    }
 )
+_CHANGE_FIRST = frozenset(
+    {"next", "heappush", "heappop", "heapify", "heapreplace", "heappushpop", "insort", "insort_left", "shuffle"}
+)
+"""Functions that change their first argument."""
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _PARAMETERS = frozenset({"parameters", "named_parameters", "param_groups"})
 
 
@@ -117,6 +128,7 @@ class Statements:
         self._values = values
         self._scope = scope
         self.steps: list[Statement] = []
+        self.called: set[str] = set()  # names of methods called on objects that have no name themselves
         self._of: dict[ast.AST, Statement] = {}
         self._aliases: set[str] = set()  # names that refer to parameters or parameter groups
         self._sources: dict[str, Path] = {}  # loop variable → the path it iterates over
@@ -256,7 +268,7 @@ class Statements:
     def _read(self, node: ast.AST, step: Statement, hidden: frozenset[str] = frozenset()) -> None:
         if isinstance(node, (ast.Name, ast.Attribute)) and (path := path_of(node)):
             if path[0] not in hidden:
-                step.reads.add(path[:_LONGEST_PATH])
+                self._read_path(path, step)
         elif isinstance(node, ast.Call):
             self._call(node, step, hidden)
         elif isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
@@ -276,12 +288,31 @@ class Statements:
             for child in ast.iter_child_nodes(node):
                 self._read(child, step, hidden)
 
+    def _read_path(self, path: Path, step: Statement) -> None:
+        """Record a read of the path, and of what the user's property or ``__getattr__`` on the way reads."""
+        step.reads.add(path[:_LONGEST_PATH])
+        owner = self.value(path[:1])
+        for size in range(1, len(path)):
+            if owner is MISSING or has_type(owner, torch.Tensor):
+                return
+            getter = None if has_type(owner, type, types.ModuleType) else getter_of(owner, path[size])
+            if getter is not None:
+                function, receiver = getter
+                names = (*function.__code__.co_varnames[:2], "", "")
+                given = {names[0]: path[:size]} if receiver is owner else {names[0]: receiver, names[1]: path[:size]}
+                values = {names[0]: owner} if receiver is owner else {names[0]: receiver, names[1]: owner}
+                step.calls.append(Call(function, given, values))
+                return
+            owner = attribute(owner, path[size])
+
     def _call(self, node: ast.Call, step: Statement, hidden: frozenset[str]) -> None:
         path = path_of(node.func)
         arguments = [*node.args, *(one.value for one in node.keywords)]
         name = path[-1] if path else node.func.attr if isinstance(node.func, ast.Attribute) else ""
         if path and (path[0] in _SILENT or (name in ("tell", "report", "commit") and self._is_state_path(path))):
             return
+        if name and (not path or path[0] in self._sources):
+            self.called.add(name)
         if path and path[0] not in hidden and self._calls_users(node, path, step, hidden):
             return
         for one in arguments:
@@ -294,13 +325,13 @@ class Statements:
         elif not path:
             self._read(node.func, step, hidden)
         elif receiver and not has_type(self.value(receiver), types.ModuleType) and receiver[0] not in hidden:
-            step.reads.add(receiver[:_LONGEST_PATH])
+            self._read_path(receiver, step)
             step.drawn.add(receiver)
         elif len(path) == 1 and path[0] not in hidden and self.value(path) is not MISSING:
             step.reads.add(path)
         if receiver and receiver[0] not in hidden and (name in _MUTATORS or _is_in_place(name)):
             self._change(receiver, step)
-        if name == "next" and node.args and (given := path_of(node.args[0])):
+        if name in _CHANGE_FIRST and node.args and (given := path_of(node.args[0])):
             step.changes.add(given)
         step.is_sink |= self._changes_training(name, receiver, node)
 
@@ -331,12 +362,14 @@ class Statements:
                 if forward is not None and not is_library(forward.__code__.co_filename):
                     first = next(iter(forward.__code__.co_varnames), "self")
                     step.calls.append(Call(forward, {first: one}, {first: one}))
+                for hook in [hook for kept in _HOOKS for hook in attributes_of(one).get(kept, {}).values()]:
+                    step.calls += calls_of(hook)
             for child in (*node.args, *(one.value for one in node.keywords)):
                 self._read(child, step, hidden)
             return True
         elif function is not None and len(path) > 1 and is_method(function, path[-1], owner):
-            is_plain = type(value) is staticmethod or has_type(owner, type, types.ModuleType)
-            bound = None if is_plain else path[:-1]
+            is_plain = has_type(owner, type, types.ModuleType) and type(value) is not classmethod
+            bound = None if is_plain or type(value) is staticmethod else path[:-1]
         if function is None or is_library(function.__code__.co_filename):
             return False
         names = list(function.__code__.co_varnames[: function.__code__.co_argcount])
@@ -345,6 +378,9 @@ class Statements:
         if bound is not None and names:
             first = names.pop(0)
             given[first], values[first] = bound[:_LONGEST_PATH], self.value(bound)
+        elif names and type(value) is types.MethodType:
+            names.pop(0)
+            given, values = dict(calls_of(value)[0].given), dict(calls_of(value)[0].values)
         pairs = [*zip(names, node.args, strict=False), *((one.arg or "", one.value) for one in node.keywords)]
         for name, one in pairs:
             argument = path_of(one)
@@ -383,6 +419,17 @@ class Statements:
             (value := self.value(path[:size])) is not MISSING and self._is_training(value)
             for size in range(1, len(path) + 1)
         )
+
+
+def calls_of(value: object) -> list[Call]:
+    """Return the call of a user's function, or of a method bound to an object; empty for other values."""
+    function = plain_function(value)
+    if function is None or is_library(function.__code__.co_filename):
+        return []
+    if type(value) is not types.MethodType or isinstance(value.__self__, (tuple, set)):
+        return [Call(function, {}, {})]
+    first = next(iter(function.__code__.co_varnames), "self")
+    return [Call(function, {first: value.__self__}, {first: value.__self__})]
 
 
 # ---- syntax

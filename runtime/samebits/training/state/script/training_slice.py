@@ -10,6 +10,7 @@ read only through ``fingerprints.attribute``, so none of the script's code is ex
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 import math
 import types
@@ -25,11 +26,14 @@ from samebits.training.state.script.fingerprints import (
     attribute,
     attributes_of,
     can_be_referred_to,
+    defaults_of,
     has_type,
     is_library_type,
     is_users_object,
+    items_of,
     plain_function,
     scope_of,
+    type_line,
 )
 from samebits.training.state.script.statements import (
     Call,
@@ -38,6 +42,7 @@ from samebits.training.state.script.statements import (
     Statements,
     TrainingTest,
     arguments_of,
+    calls_of,
     heads_of,
     path_of,
     summands_of,
@@ -49,8 +54,14 @@ _LONGEST_PATH = 4
 _MOST_FUNCTIONS = 80
 _MOST_DEPTH = 6
 _FRESH = ("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "deepcopy", "copy", "clone")
-_ITERABLE = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "__len__", "forward")
-"""Methods that a library calls on an object that it gets as data."""
+_NOT_CALLED = frozenset(
+    {
+        *("__init__", "__new__", "__post_init__", "__del__", "__init_subclass__", "__set_name__", "__hash__"),
+        *("__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getattr__"),
+        *("__getattribute__", "__setattr__"),
+    }
+)
+"""Special methods that neither Python nor a library calls on an object that it gets as data."""
 
 
 def is_prefix(short: Path, long: Path) -> bool:
@@ -128,7 +139,8 @@ class ScriptFunctions:
             self._summaries[key] = _Summary()  # ends recursive calls
             read = None
             if depth < _MOST_DEPTH:
-                read = self.function(function.__code__, call.values, scope_of(function))
+                values = {**defaults_of(function), **call.values}
+                read = self.function(function.__code__, values, scope_of(function))
             if read is not None:
                 self._summaries[key] = read.summary(function, for_value=for_value, depth=depth + 1)
         return self._summaries[key]
@@ -166,19 +178,34 @@ class ScriptFunctions:
             return self.expand(attributes_of(value).get("dataset"), read, depth + 1) or []
         if has_type(value, torch.utils.data.Sampler) and is_library_type(value):
             return []
-        call = None
-        found: list[Outside] = []
+        if type(value) is functools.partial and plain_function(value.func) is not None:
+            return self._of_partial(value, depth)
+        if (items := items_of(value)) is not None:
+            return [one for item in items for one in self.expand(item, read, depth + 1) or ()]
         if type(value) is types.FunctionType:
-            call = Call(value, {}, {})
-            found += self.summary(call, for_value=True, depth=depth + 1).outside
-            return found
-        if is_users_object(value):
-            for name in _ITERABLE:
-                method = plain_function(attribute(value, name))
-                if method is not None and not is_library(method.__code__.co_filename):
-                    found += self.of_method(method, value, depth)
-            return found
-        return None
+            return self.summary(Call(value, {}, {}), for_value=True, depth=depth + 1).outside
+        if type(value) is types.MethodType:
+            return [one for call in calls_of(value) for one in self.of_method(call.function, value.__self__, depth)]
+        if not is_users_object(value):
+            return None
+        called = {name for one in self.read.values() for name in one.called} if depth else set()
+        names = {name for one in type_line(value) for name in one.__dict__ if name[:2] == name[-2:] == "__"}
+        found: list[Outside] = []
+        for name in sorted((names - _NOT_CALLED) | called | {"forward"}):
+            method = plain_function(attribute(value, name))
+            if method is not None and not is_library(method.__code__.co_filename):
+                found += self.of_method(method, value, depth)
+        return found
+
+    def _of_partial(self, value: functools.partial[Any], depth: int) -> list[Outside]:
+        function = plain_function(value.func)
+        assert function is not None
+        given = {**dict(zip(function.__code__.co_varnames, value.args, strict=False)), **value.keywords}
+        summary = self.summary(Call(function, {}, given), for_value=True, depth=depth + 1)
+        needs = [(given[name], rest, place) for name in given for rest, place in summary.needs.get(name, {}).items()]
+        return summary.outside + [
+            Outside(weakref.ref(one), rest, place) for one, rest, place in needs if rest and can_be_referred_to(one)
+        ]
 
     def of_method(self, method: types.FunctionType, owner: object, depth: int) -> list[Outside]:
         """Return the values on which the result of this object's method depends."""
@@ -231,9 +258,11 @@ class Function(Statements):
         found = _Summary(has_effect=any(step.is_sink or step.by_effect for step in self.steps))
         parameters = {one.arg for one in arguments_of(self.node.args)}
         own = set(self.code.co_varnames)
+        defaults = defaults_of(function)
         for path, place in self.exposed(self.node.body, depth).items():
             if path[0] in parameters:
                 found.needs.setdefault(path[0], {}).setdefault(path[1:], place)
+                found.outside += [Outside(weakref.ref(function), path, place)] if path[0] in defaults else []
             elif path[0] not in own and not self._is_constant(path) and not self.is_memo(path):
                 found.outside.append(Outside(weakref.ref(function), path, place))
         found.outside += self.called_outside(depth)
@@ -424,13 +453,66 @@ def _source_of(code: types.CodeType) -> Any:
     for extra in range(6):  # closing brackets may follow the last instruction
         text = "".join(lines[first - 1 : last + extra])
         try:
-            tree = ast.parse(f"if 1:\n{text}" if is_indented else text)
+            tree = _Plain().visit(ast.parse(f"if 1:\n{text}" if is_indented else text))
         except (SyntaxError, ValueError):
             continue
         ast.increment_lineno(tree, first - 2 if is_indented else first - 1)
+        if code.co_name == "<lambda>":
+            return _lambda_of(code, tree)
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
         return next((one for one in ast.walk(tree) if isinstance(one, kinds) and one.name == code.co_name), None)
     return None
+
+
+def _lambda_of(code: types.CodeType, tree: ast.AST) -> Any:
+    """Return a lambda as a function that returns its expression."""
+    places = [(line, column) for line, _, column, _ in code.co_positions() if line and column]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Lambda):
+            body = node.body
+            ends = body.end_lineno or body.lineno, body.end_col_offset or 0
+            if places and (body.lineno, body.col_offset) <= min(places) and max(places) < ends:
+                result = ast.copy_location(ast.Return(body), body)
+                return ast.copy_location(ast.FunctionDef("_", node.args, [result], []), node)
+    return None
+
+
+class _Plain(ast.NodeTransformer):
+    """Write ``getattr(a, "b")``, ``vars(a)["b"]`` and ``a.__dict__["b"]`` as ``a.b``; ``globals()["b"]`` as ``b``."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        match node:
+            case ast.Call(func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=str(name)), *_]):
+                return _attribute(node, owner, name, ast.Load())
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        match node:
+            case ast.Subscript(value=ast.Call(func=ast.Name(id="globals")), slice=ast.Constant(value=str(name))):
+                return ast.copy_location(ast.Name(name, node.ctx), node)
+            case ast.Subscript(
+                value=ast.Call(func=ast.Name(id="vars"), args=[owner]) | ast.Attribute(value=owner, attr="__dict__"),
+                slice=ast.Constant(value=str(name)),
+            ):
+                return _attribute(node, owner, name, node.ctx)
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        self.generic_visit(node)
+        match node.value:
+            case ast.Call(
+                func=ast.Name(id="setattr") | ast.Attribute(attr="__setattr__"),
+                args=[owner, ast.Constant(value=str(name)), value],
+            ):
+                target = _attribute(node, owner, name, ast.Store())
+                return ast.copy_location(ast.Assign([target], value), node)
+        return node
+
+
+def _attribute(node: ast.AST, owner: ast.expr, name: str, context: ast.expr_context) -> ast.expr:
+    return ast.copy_location(ast.Attribute(owner, name, context), node)
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
