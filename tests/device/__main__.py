@@ -27,7 +27,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from samebits.training.group import device as devices
 from tests.device.checks import CARD, CARD_CHECKS, CHECKS, QUICK, SHARING, WHOLE, Check, Extent, Found, Verdict
 from tests.device.here import Here, connected, look
 
@@ -35,6 +34,8 @@ CARD_WITHIN_S = 235.0
 """240 s, less what ending the job that runs then may take."""
 PART_SHARE = 1 / 3
 """The longest share of all seconds for one check, so that a check that hangs leaves time for the others."""
+PAIR_SHARE = PART_SHARE / 2
+"""Likewise, for one of two attempts to connect two ranks."""
 SHOWN_LINES = 6
 """Of each log of a check that was cut off."""
 
@@ -109,7 +110,7 @@ def main() -> int:
         clock = Clock(options.within if options.card else float("inf"))
         if options.card:
             with clock.alarm():
-                outcome.here, outcome.connected = connected(outcome.here, folder)
+                outcome.here, outcome.connected = connected(outcome.here, folder, clock.within_s * PAIR_SHARE)
             print(f"connected: {outcome.connected}", flush=True)
         run(outcome, folder, pending, extent, clock)
     except (StoppedError, KeyboardInterrupt):
@@ -156,7 +157,8 @@ class Outcome:
         """Print a result and keep it."""
         said = "no device" if self.here is None else self.here.said()
         at_s = time.monotonic() - self.began_s
-        print(f"[{at_s:6.1f} s] {one.verdict.value}: {one.check}: {one.text} ({said})", flush=True)
+        over = f"over {one.backend}, " if one.backend else ""
+        print(f"[{at_s:6.1f} s] {one.verdict.value}: {one.check}: {one.text} ({over}{said})", flush=True)
         self.found.append(one)
 
     def not_reached(self, pending: dict[str, Check], why: str) -> None:
@@ -218,13 +220,18 @@ def report(outcome: Outcome) -> dict[str, Any]:
         "driver": "" if here is None else here.driver,
         "torch": "" if here is None else here.torch_version,
         "nccl": "" if here is None else here.nccl,
-        "backend": "" if here is None else devices.backend_of(here.device),
     }
     return {
         **device,
         **counts,
         "checks": [
-            {"check": one.check, "verdict": one.verdict.value, "text": one.text, "figures": one.figures}
+            {
+                "check": one.check,
+                "verdict": one.verdict.value,
+                "backend": one.backend,
+                "text": one.text,
+                "figures": one.figures,
+            }
             for one in found
         ],
         "seconds": round(time.monotonic() - outcome.began_s, 1),

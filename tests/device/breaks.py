@@ -73,6 +73,21 @@ def hanging_abort() -> None:
     print("dropped", flush=True)
 
 
+def several_groups() -> None:
+    """The abort of each group waits for the collectives of all groups of the process, as NCCL's does."""
+    device = torch.device(backend.NAME, 0)
+    group = form_alone(device)
+    pgs = [dist.group.WORLD, dist.new_group([0])]
+    for one in pgs:
+        dist.all_reduce(torch.ones(4, device=device), group=one)  # connects
+    torch.get_device_module(device).hold_collectives(True)
+    works = [dist.all_reduce(torch.ones(4, device=device), group=one, async_op=True) for one in pgs]
+    group.break_("a test")
+    while not group.is_cut:
+        time.sleep(0.01)
+    print("aborted", len(works), flush=True)
+
+
 def hanging_item() -> None:
     """The script itself waits for a collective that no abort ends."""
     device = torch.device(backend.NAME, 0)
@@ -396,6 +411,22 @@ def lost_context(hangs: bool) -> None:
     devices.require_sound(device)
 
 
+def full_device() -> None:
+    """A device without free memory works, and its tests take one stream in all."""
+    device = torch.device(backend.NAME, 0)
+    module: Any = torch.get_device_module(device)
+    before, held = module.streams(), []
+    for _ in range(3):
+        devices.require_sound(device)
+    print("streams", module.streams() - before)
+    try:
+        while True:
+            held.append(torch.empty(1, device=device))
+    except torch.OutOfMemoryError:
+        devices.require_sound(device)
+    print("sound", flush=True)
+
+
 def late_memory() -> None:
     """A killed predecessor's memory is freed late: the wait is over then, and not before, and is bounded."""
     device, folder = torch.device(backend.NAME, 0), Path.cwd()
@@ -412,9 +443,11 @@ def late_memory() -> None:
 
 CASES = {
     "late_memory": late_memory,
+    "full_device": full_device,
     "alone": alone,
     "undefined": undefined,
     "hanging_abort": hanging_abort,
+    "several_groups": several_groups,
     "hanging_item": hanging_item,
     "locked_communicator": locked_communicator,
     "spinning_launch": spinning_launch,

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,12 +53,14 @@ class Found:
     Attributes:
         text: for people; the reason if it failed.
         figures: by name, with the unit at its end.
+        backend: of the groups that it used, as its processes have printed it; empty if none was used or it failed.
     """
 
     check: str
     verdict: Verdict
     text: str
     figures: dict[str, float] = field(default_factory=dict)
+    backend: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def groups(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
         text = f"{told['each_s'] * 1000:.1f} ms each; {held}; grown by {', '.join(leaks) or 'nothing'}"
         figures = {"cycle_s": float(told["each_s"])}
         figures |= {f"{name}_{when}": float(told[when][name]) for when in ("before", "after") for name in before}
-        yield Found(name, Verdict.FAILED if leaks else Verdict.PASSED, text, figures)
+        yield Found(name, Verdict.FAILED if leaks else Verdict.PASSED, text, figures, told["backend"])
     yield left(here, folder)
 
 
@@ -117,7 +120,55 @@ def left(here: Here, folder: Path) -> Found:
         return Found(name, Verdict.FAILED, told)
     left_s = float(told["left_s"])
     verdict = Verdict.PASSED if left_s <= LEFT_WITHIN_S else Verdict.FAILED
-    return Found(name, verdict, f"left {left_s * 1000:.1f} ms after the break", {"left_s": left_s})
+    return Found(name, verdict, f"left {left_s * 1000:.1f} ms after the break", {"left_s": left_s}, told["backend"])
+
+
+def peer(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
+    """The device's own collectives: one that waits for a killed peer is aborted, and the next group adds up."""
+    name = "a collective that waits for a killed peer is aborted"
+    if here.pair is None:
+        yield Found(name, Verdict.NOT_HERE, f"{here.kind} takes one rank a device, and there is one device")
+        return
+    told = _killed_peer(here.pair, folder)
+    if isinstance(told, str):
+        yield Found(name, Verdict.FAILED, told)
+        return
+    figures = {one: float(told[one]) for one in ("left_s", "again_s")}
+    text = f"left {told['left_s'] * 1000:.1f} ms after the break; the next group added up after {told['again_s']:.2f} s"
+    verdict = Verdict.PASSED if told["left_s"] <= LEFT_WITHIN_S else Verdict.FAILED
+    yield Found(name, verdict, text, figures, told["backend"])
+
+
+def _killed_peer(told: Mapping[str, str], folder: Path) -> dict[str, Any] | str:
+    """Kill rank 1 of ``peer.py`` once rank 0 waits for it; return what rank 0 has printed, or what went wrong."""
+    (meeting := folder / "meeting").mkdir(parents=True)
+    environment = {name: value for name, value in (os.environ | told).items() if name != "COLLECTIVE_BACKEND"}
+    logs = [folder / f"rank_{rank}.log" for rank in range(2)]
+    ranks = []
+    try:
+        for rank, log in enumerate(logs):
+            command = [sys.executable, str(FOLDER / "peer.py"), str(rank), str(meeting)]
+            with log.open("w") as file:
+                ranks.append(subprocess.Popen(command, env=environment, cwd=folder, stdout=file, stderr=file))
+        until_s = time.monotonic() + WITHIN_S
+        while not (meeting / "waiting").exists() and time.monotonic() < until_s:
+            if any(one.poll() is not None for one in ranks):
+                break
+            time.sleep(0.01)
+        ranks[1].kill()
+        (meeting / "killed").touch()
+        status = ranks[0].wait(WITHIN_S)
+    except subprocess.TimeoutExpired:
+        return f"rank 0 has not ended within {WITHIN_S:g} s\n{logs[0].read_text(errors='replace')[-2000:]}"
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
+    said = logs[0].read_text(errors="replace")
+    if status:
+        return f"rank 0 has ended with status {status}: " + "\n".join(said.splitlines()[-15:])
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return found
 
 
 def kills(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
@@ -167,12 +218,12 @@ def kill(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
     except AssertionError as error:
         yield Found(name, Verdict.FAILED, str(error))
         return
-    yield _as_undisturbed(name, ran.sha256, undisturbed.sha256)
-    yield _held(ran.held_bytes)
+    yield _as_undisturbed(name, ran, undisturbed.sha256)
+    yield _held(ran)
 
 
 def overhead(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
-    """What a commit after every step costs."""
+    """What a commit after every step costs, without collectives."""
     name = "steps/s with a commit after each, against plain steps"
     told = _told(here, folder, FOLDER / "overhead.py", str(extent.rounds), COLLECTIVE_BACKEND="")
     if isinstance(told, str):
@@ -190,38 +241,39 @@ def digests(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
     took: dict[str, float] = {}
     for way, settings in (("plain", {"CONSISTENCY": "majority:0"}), ("digests", {}), ("audit", {"AUDIT": "50"})):
         try:
-            took[f"{way}_s"] = jobs.step_s(here, folder / way, settings)
+            took[f"{way}_s"], backend = jobs.step_s(here, folder / way, settings)
         except AssertionError as error:
             yield Found(name, Verdict.FAILED, f"{way}: {error}", took)
             return
     text = ", ".join(f"{way.removesuffix('_s')} {1000 * one:.2f} ms" for way, one in took.items())
-    yield Found(name, Verdict.PASSED, text, took)
+    yield Found(name, Verdict.PASSED, text, took, backend)
 
 
 def spare_memory(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
     """A warm spare holds no more of the device than a worker with a built state."""
     try:
-        yield _held(jobs.run(here, folder / "spare", jobs.kill_with_a_spare, spares=1).held_bytes)
+        yield _held(jobs.run(here, folder / "spare", jobs.kill_with_a_spare, spares=1))
     except AssertionError as error:
         yield Found(SPARE_HOLDS, Verdict.FAILED, str(error))
 
 
-def _held(held: Mapping[int, int]) -> Found:
-    worker, spare = held.get(0), held.get(jobs.SPARE)
+def _held(ran: jobs.Ran) -> Found:
+    worker, spare = ran.held_bytes.get(0), ran.held_bytes.get(jobs.SPARE)
     if worker is None or spare is None:
-        return Found(SPARE_HOLDS, Verdict.FAILED, f"only nodes {sorted(held)} have printed what they hold")
+        return Found(SPARE_HOLDS, Verdict.FAILED, f"only nodes {sorted(ran.held_bytes)} have printed what they hold")
     verdict = Verdict.PASSED if spare <= worker else Verdict.FAILED
     figures = {"spare_bytes": float(spare), "worker_bytes": float(worker)}
-    return Found(SPARE_HOLDS, verdict, f"{spare} bytes, a worker's {worker}", figures)
+    return Found(SPARE_HOLDS, verdict, f"{spare} bytes, a worker's {worker}", figures, ran.backend)
 
 
 def saving(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
     """The cost of saving and restoring a state on the device, against copying it."""
     name = f"{extent.megabytes} MiB are saved and restored, same bits"
-    told = _told(here, folder, FOLDER / "saving.py", str(extent.megabytes), str(extent.rounds), COLLECTIVE_BACKEND="")
-    if isinstance(told, str):
-        yield Found(name, Verdict.FAILED, told)
+    ran = _told(here, folder, FOLDER / "saving.py", str(extent.megabytes), str(extent.rounds), COLLECTIVE_BACKEND="")
+    if isinstance(ran, str):
+        yield Found(name, Verdict.FAILED, ran)
         return
+    told, backend = ran["seconds"], ran["backend"]
     gigabytes, stall_s = (extent.megabytes << 20) / 1e9, told["saving"] - told["plain"]
     rates = {f"{way}_gb_s": gigabytes / told[way] for way in ("durable", "restore", "fetch", "put")}
     text = (
@@ -230,7 +282,7 @@ def saving(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
         f"{rates['put_gb_s']:.2f} GB/s to the device"
     )
     figures = {f"{way}_s": seconds for way, seconds in told.items()} | rates | {"stall_s": stall_s}
-    yield Found(name, Verdict.PASSED, text, figures)
+    yield Found(name, Verdict.PASSED, text, figures, backend)
     name = f"saving {extent.megabytes} MiB blocks at most {MOST_BLOCKED} × the copy from the device"
     blocked, restored = stall_s / told["fetch"], told["restore"] / told["put"]
     text = f"blocked {blocked:.2f} × the copy to the host, restored {restored:.2f} × the copy to the device"
@@ -238,7 +290,7 @@ def saving(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
     if "pinning" not in here.has:
         yield Found(name, Verdict.NOT_HERE, f"{here.kind} has no engine that copies by itself; here {text}", figures)
     else:
-        yield Found(name, Verdict.PASSED if blocked <= MOST_BLOCKED else Verdict.FAILED, text, figures)
+        yield Found(name, Verdict.PASSED if blocked <= MOST_BLOCKED else Verdict.FAILED, text, figures, backend)
 
 
 def full(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
@@ -249,6 +301,7 @@ def full(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
         job.open_gates(0, jobs.GATE)
         job.start()
         said = job.wait_for("scheduler", r"worker 1 \(.*is lost: (.*out of memory.*)")[1]
+        backend = job.backend()
     except AssertionError as error:
         yield Found(name, Verdict.FAILED, str(error))
         return
@@ -256,7 +309,7 @@ def full(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
         job.end()
     fault = DEFAULT.of(Observation(1, None, said, is_failure=True)).fault
     holds = fault == "an accelerator's memory is full" and re.search(r"(GPU|NPU|[Dd]evice) 0", said) is not None
-    yield Found(name, Verdict.PASSED if holds else Verdict.FAILED, f"{said!r}: {fault}")
+    yield Found(name, Verdict.PASSED if holds else Verdict.FAILED, f"{said!r}: {fault}", backend=backend)
 
 
 SHARING = ("kill", "kills", "rides", "amp", "compiled", "graphs", "digests", "spare_memory", "full")
@@ -264,7 +317,7 @@ SHARING = ("kill", "kills", "rides", "amp", "compiled", "graphs", "digests", "sp
 Check = Callable[[Here, Path, Extent], Iterator[Found]]
 CHECKS: dict[str, Check] = {one.__name__: one for one in (groups, kills, rides, spare_memory, saving, full)}
 CARD_CHECKS: dict[str, Check] = {
-    one.__name__: one for one in (groups, kill, saving, overhead, full, amp, graphs, compiled, digests)
+    one.__name__: one for one in (groups, peer, kill, saving, overhead, full, amp, graphs, compiled, digests)
 }
 """In the order of what the first minutes with a card are to show."""
 
@@ -276,7 +329,7 @@ def _compared(
         ran = jobs.run(here, folder / disturb.__name__, disturb, spares=spares)
     except AssertionError as error:
         return Found(name, Verdict.FAILED, str(error))
-    return _as_undisturbed(name, ran.sha256, wanted)
+    return _as_undisturbed(name, ran, wanted)
 
 
 def _rides(here: Here, folder: Path, name: str, args: Sequence[str]) -> Found:
@@ -284,13 +337,13 @@ def _rides(here: Here, folder: Path, name: str, args: Sequence[str]) -> Found:
         undisturbed, ran = jobs.run_beside(here, folder, args)
     except AssertionError as error:
         return Found(f"{name} rides", Verdict.FAILED, str(error))
-    return _as_undisturbed(f"{name} rides", ran.sha256, undisturbed.sha256)
+    return _as_undisturbed(f"{name} rides", ran, undisturbed.sha256)
 
 
-def _as_undisturbed(name: str, found: str, wanted: str) -> Found:
-    if found != wanted:
-        return Found(name, Verdict.FAILED, f"sha256 {found}, undisturbed {wanted}")
-    return Found(name, Verdict.PASSED, f"sha256 {wanted[:16]}… as undisturbed")
+def _as_undisturbed(name: str, ran: jobs.Ran, wanted: str) -> Found:
+    if ran.sha256 != wanted:
+        return Found(name, Verdict.FAILED, f"sha256 {ran.sha256}, undisturbed {wanted}", backend=ran.backend)
+    return Found(name, Verdict.PASSED, f"sha256 {wanted[:16]}… as undisturbed", backend=ran.backend)
 
 
 def _told(here: Here, folder: Path, script: Path, *args: str, **more: str) -> dict[str, Any] | str:

@@ -35,9 +35,13 @@ WARM = 10
 SETTLED_WITHIN_S = 60.0
 
 
-def cycle(device: torch.device) -> None:
-    """Form, reduce, break; a later collective must fail like a lost peer's, and the device keep working."""
+def cycle(device: torch.device) -> str:
+    """Form, reduce, break; a later collective must fail like a lost peer's, and the device keep working.
+
+    Return the backend.
+    """
     group = form_alone(device)
+    backend = dist.get_backend()
     rows = torch.ones(1024, device=device)
     dist.all_reduce(rows)
     assert float(rows.sum()) == 1024
@@ -54,6 +58,7 @@ def cycle(device: torch.device) -> None:
         raise AssertionError("a collective of a broken group did not fail")
     group.drop()
     assert float(torch.ones(8, device=device).sum()) == 8
+    return backend
 
 
 class Meeting:
@@ -151,7 +156,7 @@ def used_of_card(device: torch.device) -> int:
 def main() -> None:
     device = devices.choose_device(sys.argv[2] if len(sys.argv) > 2 else None, 0)
     if sys.argv[1] == "connecting":
-        print(json.dumps({"left_s": break_while_it_connects(device)}))
+        print(json.dumps({"left_s": break_while_it_connects(device), "backend": devices.backend_of(device)}))
         return
     count = int(sys.argv[1])
     for _ in range(WARM):
@@ -159,9 +164,9 @@ def main() -> None:
     before = held(device)
     began_s = time.monotonic()
     for _ in range(count):
-        cycle(device)
+        backend = cycle(device)
     each_s = (time.monotonic() - began_s) / count
-    print(json.dumps({"each_s": each_s, "before": before, "after": held(device)}))
+    print(json.dumps({"each_s": each_s, "before": before, "after": held(device), "backend": backend}))
 
 
 if __name__ == "__main__":

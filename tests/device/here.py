@@ -20,8 +20,11 @@ from samebits.training.group import device as devices
 from tests.device import backend
 
 ROOT = Path(__file__).resolve().parents[2]
-PAIR_WITHIN_S = 40.0
+SOURCES = f"{ROOT / 'runtime'}{os.pathsep}{ROOT}"
+"""First in PYTHONPATH of every process that is started here, so that none imports an installed samebits."""
 _COLLECTIVES = "COLLECTIVE_BACKEND"
+_SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
+_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class Here:
         driver: its version.
         environment: the environment of a process that is to train on it.
         has: further abilities: ``graphs``, ``inductor``, ``pinning`` of host memory, ``sharing`` by several ranks.
+        pair: environment of two ranks that the device's own backend connects; None if that is impossible or not tried.
     """
 
     kind: str
@@ -41,6 +45,7 @@ class Here:
     driver: str
     environment: dict[str, str]
     has: frozenset[str] = field(default_factory=frozenset)
+    pair: dict[str, str] | None = None
 
     @property
     def nccl(self) -> str:
@@ -69,36 +74,58 @@ def look(folder: Path, *, made_up: bool = False, stops: bool = False, refuses_tw
         stops: the simulated device ends its collectives as Ascend's does.
         refuses_two_ranks: the simulated device's collectives refuse two ranks on one device, as NCCL does.
     """
-    path = {"PYTHONPATH": str(ROOT)}
+    path = {"PYTHONPATH": SOURCES}
     if not made_up:
         if torch.cuda.is_available():
             has = frozenset({"graphs", "inductor", "pinning", "sharing"})
-            told = path | _first_of("CUDA_VISIBLE_DEVICES") | {_COLLECTIVES: "gloo"}
+            told = path | (_first_of("cuda", 1) or {}) | {_COLLECTIVES: "gloo"}
             told["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic
             told["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a pool of processes per rank costs more than it saves here
             return Here("cuda", torch.cuda.get_device_name(0), _nvidia_driver(), told, has)
         npu: Any = getattr(torch, "npu", None)
         if npu is not None and npu.is_available():
-            told = path | _first_of("ASCEND_RT_VISIBLE_DEVICES")
+            told = path | (_first_of("npu", 1) or {})
             return Here("npu", str(npu.get_device_name(0)), _ascend_driver(), told)
     os.environ["TRIAL_STOPS"] = str(int(stops))
     backend.register()
     autoload = backend.autoload_folder(folder)
-    told = {"PYTHONPATH": f"{autoload}{os.pathsep}{ROOT}", "TRIAL_STOPS": str(int(stops))}
+    told = {"PYTHONPATH": f"{autoload}{os.pathsep}{SOURCES}", "TRIAL_STOPS": str(int(stops))}
     told |= {name: os.environ[name] for name in ("TRIAL_BUILD",) if name in os.environ}
     told |= {"TRIAL_SHARED": "0"} if refuses_two_ranks else {}
     card = "a device made up for tests" + (", stopped as Ascend's is" if stops else "")
     return Here(backend.NAME, card, "none", told, frozenset({"sharing"}))
 
 
-def connected(here: Here, folder: Path) -> tuple[Here, str]:
-    """Try two ranks of the device's own backend on one device; return how its jobs are connected, and why.
+def connected(here: Here, folder: Path, within_s: float) -> tuple[Here, str]:
+    """Try two ranks of the device's own backend; return how this device's jobs are connected, and why.
 
-    NCCL refuses them, with MPS or without ("Duplicate GPU detected"). The tensors of jobs on this device then travel
-    through the host, over gloo.
+    NCCL before 2.30 refuses two ranks on one device ("Duplicate GPU detected"), later versions do unless
+    NCCL_MULTI_RANK_GPU_ENABLE=1. If they are refused, the tensors of jobs travel through the host, over gloo, and a
+    second device, if there is one, is used only to try what takes two ranks of the device's own backend.
+
+    Args:
+        here: the device.
+        folder: for files of the ranks.
+        within_s: for each of the two attempts, on one device and on two.
     """
+    told = {_SHARING: os.environ.get(_SHARING, "1")}
+    told |= {name: value for name, value in here.environment.items() if name != _COLLECTIVES}
+    own = devices.backend_of(here.device)
+    why = _pair_fails(told, folder / "sharing", within_s)
+    if why is None:
+        return replace(here, environment=told, pair=told), f"{own}, two ranks on one device"
+    two = _first_of(here.kind, 2)
+    apart = None if two is None or _pair_fails(told | two, folder / "apart", within_s) is not None else told | two
+    if here.kind not in dist.Backend.backend_capability[dist.Backend.GLOO]:
+        return replace(here, has=here.has - {"sharing"}, pair=apart), f"one rank a device: {why}"
+    gloo = told | {_COLLECTIVES: "gloo"}
+    return replace(here, environment=gloo, pair=apart), f"gloo, through the host; {own} refused: {why}"
+
+
+def _pair_fails(told: dict[str, str], folder: Path, within_s: float) -> str | None:
+    """Start two ranks; return why they could not add up, or None if they could."""
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {name: value for name, value in (os.environ | here.environment).items() if name != _COLLECTIVES}
+    environment = {name: value for name, value in (os.environ | told).items() if name != _COLLECTIVES}
     script, file = Path(__file__).with_name("pair.py"), folder / "pair-store"
     ranks = [
         subprocess.Popen(
@@ -113,35 +140,35 @@ def connected(here: Here, folder: Path) -> tuple[Here, str]:
     said: list[str] = []
     try:
         for one in ranks:
-            said += one.communicate(timeout=PAIR_WITHIN_S)[1].splitlines()
+            said += one.communicate(timeout=within_s)[1].splitlines()
     except subprocess.TimeoutExpired:
-        said.append(f"Error: not done within {PAIR_WITHIN_S:g} s")
+        said.append(f"Error: not done within {within_s:g} s")
     finally:
         for one in ranks:
             one.kill()
             one.wait()
-    told = {name: value for name, value in here.environment.items() if name != _COLLECTIVES}
-    if all(one.returncode == 0 for one in ranks):
-        return replace(here, environment=told), "two ranks on one device with its own backend"
-    why = reason(said)
-    if here.kind not in dist.Backend.backend_capability[dist.Backend.GLOO]:
-        return replace(here, has=here.has - {"sharing"}), f"one rank a device: {why}"
-    own = devices.backend_of(here.device)
-    return replace(here, environment=told | {_COLLECTIVES: "gloo"}), f"gloo, through the host; {own} refused: {why}"
+    return None if all(one.returncode == 0 for one in ranks) else reason(said)
 
 
 def reason(said: list[str]) -> str:
     """Return the line that says why a rank failed; torch prints warnings behind its traceback."""
     lines = [line.strip() for line in said if line.strip()]
-    for pattern in (r"Duplicate", r"Error\b"):
+    for pattern in (r"Duplicate GPU|Multiple Ranks", r"Error\b"):
         if found := [line for line in lines if re.search(pattern, line)]:
             return found[-1][:200]
     return (lines or ["no reason given"])[-1][:200]
 
 
-def _first_of(variable: str) -> dict[str, str]:
-    """Return the variable with the first device only, so that all ranks share one card on a machine with several."""
-    return {variable: os.environ.get(variable, "0").split(",")[0]}
+def _first_of(kind: str, count: int) -> dict[str, str] | None:
+    """Return the variable with which a process sees only this many devices; None if there are fewer.
+
+    On a machine with several cards, all ranks share the first one.
+    """
+    if kind not in _VISIBLE:
+        return {"TRIAL_DEVICES": str(count)}
+    there = range(torch.accelerator.device_count())
+    names = os.environ.get(_VISIBLE[kind], ",".join(map(str, there))).split(",")
+    return None if len(names) < count else {_VISIBLE[kind]: ",".join(names[:count])}
 
 
 def _nvidia_driver() -> str:

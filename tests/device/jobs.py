@@ -24,6 +24,7 @@ STEPS = 24
 GATE = 12
 TIMED_STEPS = 160
 GOES_ON = r"generation \d+: rank \d+ of \d+ continues from step ([1-9]\d*)"
+OVER = r"^LOCAL_RANK \d+ on \S+ over (\S+)$"
 HOLDS = re.compile(r"device (\S+) holds (\d+) bytes")
 
 
@@ -33,10 +34,12 @@ class Ran:
 
     Attributes:
         sha256: the hash of its weights.
+        backend: the backend of its groups, as its processes have printed it.
         held_bytes: the device memory held when its state was built, by node, as torch counts it.
     """
 
     sha256: str
+    backend: str
     held_bytes: dict[int, int] = field(default_factory=dict)
 
 
@@ -56,6 +59,10 @@ class DeviceJob(ElasticJob):
             args=("--steps", str(STEPS), "--gates", str(GATE), "--marks", str(folder), *args),
             settings={**here.environment, "REGISTER_COOLDOWN": "0", **(settings or {})},
         )
+
+    def backend(self) -> str:
+        """Return the backend of its groups; several with commas."""
+        return ",".join(sorted({one[1] for node in self.ranks for one in self.matches(node, OVER)}))
 
     def held_bytes(self) -> dict[int, int]:
         """Return the held memory by node."""
@@ -143,7 +150,7 @@ def _result(job: DeviceJob) -> Ran:
     statuses = job.wait_ended()
     failed = {name: status for name, status in statuses.items() if status and name not in job.gone}
     assert not failed, f"exit statuses {failed}\n{job.tails()}"
-    return Ran(job.sha256(), job.held_bytes())
+    return Ran(job.sha256(), job.backend(), job.held_bytes())
 
 
 def _end(job: DeviceJob) -> None:
@@ -151,8 +158,8 @@ def _end(job: DeviceJob) -> None:
         print(f"{job.folder.name} left {left}", flush=True)
 
 
-def step_s(here: Here, folder: Path, settings: dict[str, str]) -> float:
-    """Return the median seconds of a step of an undisturbed job, its first half left out.
+def step_s(here: Here, folder: Path, settings: dict[str, str]) -> tuple[float, str]:
+    """Return the median seconds of a step of an undisturbed job, its first half left out, and the job's backend.
 
     Raises:
         AssertionError: it did not end as it should.
@@ -162,7 +169,8 @@ def step_s(here: Here, folder: Path, settings: dict[str, str]) -> float:
         job.start()
         statuses = job.wait_ended()
         assert not any(statuses.values()), f"exit statuses {statuses}\n{job.tails()}"
+        backend = job.backend()
         at_s = [float(one[1]) for one in job.matches(0, r"^epoch \d+ step \d+ .* at ([\d.]+)$")]
     finally:
         job.end()
-    return statistics.median(after - before for before, after in itertools.pairwise(at_s[len(at_s) // 2 :]))
+    return statistics.median(after - before for before, after in itertools.pairwise(at_s[len(at_s) // 2 :])), backend

@@ -1,6 +1,7 @@
-"""``python pair.py RANK FILE``: two ranks on one device form a group with the device's own backend and add up.
+"""``python pair.py RANK FILE``: two ranks form a group with the device's own backend and add up.
 
-NCCL refuses two ranks on one GPU; whether this device's backend does decides how ``tests.device`` connects its jobs.
+If they see only one device, both use it. NCCL may refuse that; whether this device's backend does decides how
+``tests.device`` connects its jobs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TIMEOUT_S = 20.0
 
 def main() -> None:
     rank, file = int(sys.argv[1]), sys.argv[2]
-    device = devices.choose_device(None, 0)
+    device = devices.choose_device(None, rank)
     torch.get_device_module(device).set_device(device)
     dist.init_process_group(
         devices.backend_of(device),

@@ -2,7 +2,7 @@
 
 A world of one. The floor is the same bytes copied from the device into host memory that was touched before (pinned if
 the device supports it), and the other way for a restore. ``durable`` is from a commit until its point is on disk. The
-last line is JSON with each way's median in seconds.
+last line is JSON with each way's median in seconds, and the group's backend.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import samebits
@@ -54,7 +55,10 @@ def main() -> None:
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source, non_blocking=True)
 
+    backends: list[str] = []
+
     def train(state: samebits.elastic.TorchState) -> None:
+        backends.append(dist.get_backend())
         for _ in range(rounds + 2):
             for name in ("plain", "saving"):
                 with torch.no_grad():
@@ -74,7 +78,8 @@ def main() -> None:
             timed("put", lambda: copy(live, copies))
 
     samebits.elastic.run(train)(state)
-    print(json.dumps({name: statistics.median(seconds[2:]) for name, seconds in took.items()}))
+    medians = {name: statistics.median(seconds[2:]) for name, seconds in took.items()}
+    print(json.dumps({"seconds": medians, "backend": backends[0]}))
 
 
 if __name__ == "__main__":

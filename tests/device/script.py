@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -64,7 +65,7 @@ class Training:
     def train(self, state: samebits.elastic.TorchState) -> None:
         """The function passed to ``elastic.run``; it selects the device as scripts for torchrun do."""
         local_rank = int(os.environ["LOCAL_RANK"])
-        print(f"LOCAL_RANK {local_rank} on {self.device}", flush=True)
+        print(f"LOCAL_RANK {local_rank} on {self.device} over {dist.get_backend()}", flush=True)
         if self.device.index is not None:
             torch.accelerator.set_device_index(local_rank)
             assert torch.empty(0, device=self.device.type).device == self.device, "the model is on another device"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.device import backend
+from tests.device.here import SOURCES
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_S = 900.0
@@ -55,7 +56,7 @@ ctypes.string_at(kept.data_ptr(), 4)
 @pytest.mark.thorough
 @pytest.mark.timeout(BUILD_S)
 def test_memory_streams_and_numbers_are_separate(tmp_path: Path) -> None:
-    path = f"{backend.autoload_folder(tmp_path)}{os.pathsep}{ROOT}"
+    path = f"{backend.autoload_folder(tmp_path)}{os.pathsep}{SOURCES}"
     ran = subprocess.run(
         [sys.executable, "-c", SHOWN],
         env=os.environ | {"PYTHONPATH": path},
@@ -77,7 +78,10 @@ def test_memory_streams_and_numbers_are_separate(tmp_path: Path) -> None:
 def test_command_finds_that_everything_holds(way: list[str]) -> None:
     # Ended by SIGTERM if it takes too long, so that its jobs end with it.
     command = ["timeout", f"{BUILD_S - 30:g}", sys.executable, "-m", "tests.device", "--quick", *way]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_S, check=False)
+    environment = os.environ | {"PYTHONPATH": SOURCES}
+    ran = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=BUILD_S, check=False
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     told = json.loads(ran.stdout.splitlines()[-1])
     assert (told["failed"], told["device"]) == (0, backend.NAME) and told["passed"] >= 9

@@ -14,8 +14,8 @@ import pytest
 
 from samebits.errors import AbortHungError, StuckError
 from tests.device import backend
-from tests.device.checks import FOLDER, WHOLE, Verdict, grown, left
-from tests.device.here import look
+from tests.device.checks import CARD, FOLDER, WHOLE, Verdict, grown, left, peer
+from tests.device.here import SOURCES, Here, connected, look
 from tests.device.jobs import GATE, GOES_ON, SPARE, DeviceJob
 from tests.device.test_backend import BUILD_S, ROOT
 
@@ -30,7 +30,7 @@ def run(case: str, folder: Path = ROOT, **environment: str) -> subprocess.Comple
     return subprocess.run(
         [sys.executable, "-m", "tests.device.breaks", case],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        env=os.environ | {"PYTHONPATH": SOURCES} | environment,
         capture_output=True,
         text=True,
         timeout=BUILD_S,
@@ -55,6 +55,11 @@ def test_an_abort_that_hangs_ends_the_process_with_its_own_status() -> None:
     ran = run("hanging_abort", TRIAL_ABORT="hangs")
     assert (ran.stdout, ran.returncode) == ("returned True\n", AbortHungError.exit_code), ran.stderr
     assert "did not return within" in ran.stderr and "Fix:" in ran.stderr
+
+
+def test_groups_whose_aborts_wait_for_each_other_are_aborted_at_once() -> None:
+    ran = run("several_groups", TRIAL_ABORT="waits")
+    assert (ran.stdout, ran.returncode) == ("aborted 2\n", 0), ran.stderr
 
 
 def test_a_scripts_own_read_that_no_abort_ends_is_found() -> None:
@@ -144,6 +149,11 @@ def test_a_lost_context_is_no_lost_peer(how: str) -> None:
     assert ran.returncode == 1 and "DeviceLostError" in ran.stderr.splitlines()[-1], ran.stderr
 
 
+def test_full_device_is_no_lost_one_and_is_tested_on_one_stream() -> None:
+    ran = run("full_device", TRIAL_DEVICE_BYTES=str(1 << 20))
+    assert (ran.stdout, ran.returncode) == ("streams 1\nsound\n", 0), ran.stderr
+
+
 def test_a_replacement_waits_for_memory_that_is_freed_late(tmp_path: Path) -> None:
     ran = run("late_memory", folder=tmp_path, TRIAL_HELD=str(tmp_path / "held"))
     assert (ran.stdout, ran.returncode) == ("waited True\ngot True\n", 0), ran.stderr
@@ -163,7 +173,7 @@ def test_spare_that_takes_over_rank_0_selects_its_own_device_by_local_rank(tmp_p
         statuses = job.wait_ended()
         assert not any(status for name, status in statuses.items() if name not in job.gone), job.tails()
         for node in (0, 1, SPARE):
-            found = {(one[1], one[2]) for one in job.matches(node, r"^LOCAL_RANK (\d+) on (\S+)$")}
+            found = {(one[1], one[2]) for one in job.matches(node, r"^LOCAL_RANK (\d+) on (\S+) over ")}
             assert found == {(str(node), f"{backend.NAME}:{node}")}, job.tails()
     finally:
         job.end()
@@ -172,7 +182,7 @@ def test_spare_that_takes_over_rank_0_selects_its_own_device_by_local_rank(tmp_p
 @pytest.mark.parametrize("kind", [backend.NAME, "cpu"])
 def test_nothing_grows_over_a_hundred_generations(kind: str, tmp_path: Path) -> None:
     """Threads, descriptors, memory and names in /dev/shm, with an abort at the end of each generation."""
-    path = f"{backend.autoload_folder(tmp_path)}{os.pathsep}{ROOT}"
+    path = f"{backend.autoload_folder(tmp_path)}{os.pathsep}{SOURCES}"
     ran = subprocess.run(
         [sys.executable, str(FOLDER / "groups.py"), str(WHOLE.cycles), kind],
         env=os.environ | {"PYTHONPATH": path, "TRIAL_SHARED_MEMORY": str(tmp_path)},
@@ -193,3 +203,36 @@ def test_rank_that_connects_to_a_lost_peer_leaves_or_gives_up_its_seat(how: str,
     here = replace(here, environment=here.environment | {"TRIAL_ABORT": how})
     found = left(here, tmp_path / "left")
     assert found.verdict is Verdict.PASSED and re.search(text, found.text), found
+
+
+def refusing(folder: Path, how: str) -> tuple[Here, str]:
+    """Return how two ranks are connected on a device that refuses them: as NCCL, or as NCCL since 2.30 if asked."""
+    here = look(folder, made_up=True)
+    here = replace(here, environment=here.environment | {"TRIAL_SHARED": how})
+    return connected(here, folder / "connected", BUILD_S)
+
+
+def test_ranks_share_a_device_if_its_backend_allows_it_when_asked(tmp_path: Path) -> None:
+    here, why = refusing(tmp_path, "asked")
+    assert why == f"{backend.COLLECTIVES}, two ranks on one device"
+    assert here.pair == here.environment and "COLLECTIVE_BACKEND" not in here.environment
+
+
+@pytest.mark.parametrize(("how", "verdict"), [("", Verdict.PASSED), ("unheard", Verdict.FAILED)])
+def test_abort_of_a_collective_that_waits_for_a_killed_peer_is_tried_on_two_devices(
+    how: str, verdict: Verdict, tmp_path: Path
+) -> None:
+    here, why = refusing(tmp_path, "0")
+    assert "Duplicate GPU detected" in why and here.environment["COLLECTIVE_BACKEND"] == "gloo"
+    assert here.pair is not None and here.pair["TRIAL_DEVICES"] == "2"
+    here = replace(here, pair=here.pair | {"TRIAL_ABORT": how})
+    (found,) = peer(here, tmp_path / "peer", CARD)
+    assert (found.verdict, found.backend) == (verdict, backend.COLLECTIVES * (not how)), found
+    assert how == "" or f"status {StuckError.exit_code}" in found.text
+
+
+def test_kill_of_a_peer_is_not_tried_where_no_two_ranks_connect(tmp_path: Path) -> None:
+    here = look(tmp_path, made_up=True)
+    assert here.environment["PYTHONPATH"].endswith(SOURCES), "its processes may import an installed package"
+    (found,) = peer(replace(here, pair=None), tmp_path / "peer", CARD)
+    assert found.verdict is Verdict.NOT_HERE

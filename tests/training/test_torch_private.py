@@ -367,7 +367,7 @@ def test_group_connects_for_a_device_and_is_aborted(group: Made) -> None:
     torch_private.connect_device(pg, torch.device("cpu", 0))
     bound: Any = pg
     assert bound.bound_device_id == torch.device("cpu", 0)
-    torch_private.abort_groups([pg], torch.device("cpu"))
+    torch_private.abort_group(pg, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ class _Hccl(_Second):
 @pytest.mark.parametrize(
     ("kind", "device_type", "abort", "launched", "is_named"),
     [
-        (_First, "cuda", ["_group_start", "abort", "_group_end"], 7, False),
+        (_First, "cuda", ["abort"], 7, False),
         (_Second, "cuda", ["abort"], None, True),
         (_OneBracket, "cuda", ["abort"], None, True),
         (_Hccl, "npu", ["abort_hccl_comm"], None, False),
@@ -444,10 +444,10 @@ def test_backend_is_used_as_its_methods_allow(
     backend, device = kind(), SimpleNamespace(type=device_type)
     seen = SimpleNamespace(wrapped_pg=backend, _get_sequence_number_for_group=lambda: 7) if is_wrapped else backend
     group: Any = SimpleNamespace(_get_backend=lambda _: seen, abort=lambda: backend.calls.append("abort"))
-    torch_private.abort_groups([group], device)
+    torch_private.abort_group(group, device)
     assert backend.calls == abort
     assert torch_private.launched([group], device) == launched
-    assert torch_private.aborts_one_by_one(group, device) is is_named
+    assert torch_private.leaves_pairs_open(group, device) is is_named
 
 
 def test_torchs_own_devices_are_not_packages() -> None:

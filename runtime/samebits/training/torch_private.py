@@ -162,37 +162,36 @@ class BackendAbilities:
     Attributes:
         aborts_by_reason: the backend is aborted by ``abort_hccl_comm(reason)``, which a group's ``abort`` does not call
             (HCCL).
-        aborts_together: several communicators can be aborted as one. Backends without this ability do not abort the
-            communicators that sends and receives create for each pair of ranks.
+        aborts_pairs: an abort also ends the communicators that sends and receives create for each pair of ranks.
         counts: the backend's sequence number grows with each collective.
     """
 
     aborts_by_reason: bool
-    aborts_together: bool
+    aborts_pairs: bool
     counts: bool
 
 
 def abilities_of(backend: object, device: torch.device) -> BackendAbilities:
     """Return what a backend for this device can do, whatever its name and torch's version are.
 
-    Relies on ``_group_start`` and ``_group_end``, which only ProcessGroupNCCL has (not ProcessGroupNCCL2,
-    ProcessGroupNCCLLazy or a backend written in Python); on ``abort_hccl_comm`` of ProcessGroupHCCL; and on the
-    attribute ``wrapped_pg`` of the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL puts around a backend. The sequence
-    numbers of HCCL and of CUDA backends other than ProcessGroupNCCL are not used.
+    Recognizes ProcessGroupNCCL by ``_group_start`` and ``_group_end``, which ProcessGroupNCCL2, ProcessGroupNCCLLazy
+    and backends written in Python lack. Relies on ``abort_hccl_comm`` of ProcessGroupHCCL, and on the attribute
+    ``wrapped_pg`` of the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL puts around a backend. The sequence numbers of
+    HCCL and of CUDA backends other than ProcessGroupNCCL are not used.
     """
     bare = getattr(backend, "wrapped_pg", backend)
     by_reason = hasattr(bare, "abort_hccl_comm")
-    together = all(hasattr(bare, name) for name in _BRACKETS)
-    counts = hasattr(bare, "_get_sequence_number_for_group") and not by_reason and (together or device.type != "cuda")
-    return BackendAbilities(by_reason, together, counts)
+    is_first = all(hasattr(bare, name) for name in _BRACKETS)
+    counts = hasattr(bare, "_get_sequence_number_for_group") and not by_reason and (is_first or device.type != "cuda")
+    return BackendAbilities(by_reason, is_first, counts)
 
 
 _BRACKETS = ("_group_start", "_group_end")
 
 
-def aborts_one_by_one(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Return whether a GPU's backend, such as torch's second NCCL backend, cannot abort communicators as one."""
-    return device.type == "cuda" and not abilities_of(backend_of(group, device), device).aborts_together
+def leaves_pairs_open(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Return whether a GPU's backend, such as torch's second NCCL backend, cannot abort sends and receives."""
+    return device.type == "cuda" and not abilities_of(backend_of(group, device), device).aborts_pairs
 
 
 COLLECTIVES = (
@@ -259,33 +258,22 @@ def launched(groups: Sequence[dist.ProcessGroup], device: torch.device) -> int |
         return None
 
 
-def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
-    """Abort the communicators of these groups, the default group's last; callable from any thread.
+def abort_group(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Abort a group's communicators; callable from any thread, and for several groups only at the same time.
 
-    Relies on ``ProcessGroup.abort``. As in ``_abort_process_group``, relies on ``ProcessGroupNCCL._group_start`` and
-    ``_group_end``, without which communicators that share a device may wait for each other (pytorch#119797). Relies on
-    ``ProcessGroupHCCL.abort_hccl_comm(reason)``, since a group does not call HCCL's own ``abort``.
+    NCCL's abort waits for the whole device, so for the kernels of other communicators too (pytorch#119797). Calls
+    between ``_group_start`` and ``_group_end`` do not help: NCCL's group is the calling thread's, and
+    ``ProcessGroupNCCL::abort`` calls NCCL in a thread of its own. There it brackets the communicators of this group,
+    including those of pairs of ranks.
+
+    Relies on ``ProcessGroup.abort``, which releases the GIL, and on ``ProcessGroupHCCL.abort_hccl_comm(reason)``, since
+    a group does not call HCCL's own ``abort``.
     """
-    backends: list[Any] = [backend_of(group, device) for group in groups]
-    abilities = [abilities_of(one, device) for one in backends]
-    bare = [getattr(one, "wrapped_pg", one) for one in backends]
-    failures: list[RuntimeError] = []
-    if abilities[-1].aborts_together:
-        bare[-1]._group_start()
-    try:
-        for group, backend, ability in zip(groups, bare, abilities, strict=True):
-            try:
-                if ability.aborts_by_reason:
-                    backend.abort_hccl_comm("its group was broken")
-                else:
-                    group.abort()
-            except RuntimeError as error:  # the other communicators must still be aborted
-                failures.append(error)
-    finally:
-        if abilities[-1].aborts_together:
-            bare[-1]._group_end()
-    if failures:
-        raise failures[0]
+    backend: Any = backend_of(group, device)
+    if abilities_of(backend, device).aborts_by_reason:
+        getattr(backend, "wrapped_pg", backend).abort_hccl_comm("its group was broken")
+    else:
+        group.abort()
 
 
 def flight_record() -> bytes:

@@ -5,7 +5,8 @@ It is compiled once for each version of torch; ``register`` makes it torch's acc
 script needs no change: with :func:`autoload_folder` in PYTHONPATH, ``import torch`` loads it as it loads every
 installed device backend. TRIAL_DEVICES and TRIAL_DEVICE_BYTES set the number of such devices and the memory of each;
 TRIAL_STOPS=1 makes it end its collectives as Ascend's does; TRIAL_LAG_US lets it fall behind the host; TRIAL_SHARED=0
-makes its collectives refuse two ranks on one device, as NCCL does. gloo accepts its tensors as it accepts CUDA's: a
+makes its collectives refuse two ranks on one device, as NCCL before 2.30 does, and TRIAL_SHARED=asked as NCCL since
+then does, unless NCCL_MULTI_RANK_GPU_ENABLE=1. gloo accepts its tensors as it accepts CUDA's: a
 collective runs on copies in host memory, and a send or receive uses the tensor's own address.
 """
 
@@ -182,6 +183,7 @@ def _module(built: Any) -> ModuleType:
     module.lose_context = built.lose_context
     module.hold_collectives = built.hold_collectives
     module.waits = built.waits
+    module.streams = built.streams
     module.sleep = built.sleep
     module.is_current_stream_capturing = lambda: module.captures
     module.captures = False  # there are no graphs; a test says that one is being captured

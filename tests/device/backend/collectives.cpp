@@ -16,7 +16,11 @@
 // TRIAL_ABORT=spins: a launch that waits for a peer uses a whole core and does not notice that the communicator was
 // aborted (C10D_NCCL_CHECK_TIMEOUT_GROUPEND: NCCL leaves the state of an aborted communicator unset).
 //
+// TRIAL_ABORT=waits: as ncclCommAbort, which waits for the whole device, abort() returns when no communicator of this
+// process has a collective running (pytorch#119797).
+//
 // TRIAL_SHARED=0: two ranks on one device are refused when they connect, as by NCCL (init.cc, "Duplicate GPU detected").
+// TRIAL_SHARED=asked: they are refused in NCCL 2.30's words, unless NCCL_MULTI_RANK_GPU_ENABLE=1.
 //
 // As with NCCL, a communicator that is still connecting can be aborted only if TORCH_NCCL_USE_COMM_NONBLOCKING=1: else
 // abort() waits for the connecting call, which waits for a dead peer for ever (pytorch#103264). Each communicator has a
@@ -52,6 +56,7 @@ constexpr int LOOK_MS = 20;  // how long an abort may go unseen by who waits for
 constexpr auto LAUNCHED_WITHIN = std::chrono::seconds(120);  // TORCH_NCCL_NONBLOCKING_TIMEOUT
 
 std::atomic<bool> are_held{false};
+std::atomic<int> running{0};  // collectives, of all communicators
 
 bool aborts(const char* how) {
   static const char* set = std::getenv("TRIAL_ABORT");
@@ -224,6 +229,7 @@ class Collectives final : public c10d::Backend {
       std::this_thread::sleep_for(std::chrono::milliseconds(LOOK_MS));
     const std::lock_guard<std::mutex> lock(ready_);
     if (!ends_by_stop() && !aborts("unheard")) give_up();
+    while (aborts("waits") && running > 0) std::this_thread::sleep_for(std::chrono::milliseconds(LOOK_MS));
   }
   void shutdown() override { abort(); }
   uint64_t getSequenceNumberForGroup() override { return launched_; }  // without sends and receives, as NCCL's
@@ -352,6 +358,9 @@ class Collectives final : public c10d::Backend {
       auto [work, task] = std::move(tasks_.front());
       tasks_.pop_front();
       lock.unlock();
+      const bool runs = work->retrieveOpType() != c10d::OpType::UNKNOWN;
+      running += runs;
+      const auto over = c10::make_scope_exit([runs] { running -= runs; });
       try {
         check();
         if (work->retrieveOpType() != c10d::OpType::UNKNOWN) {
@@ -425,12 +434,21 @@ class Collectives final : public c10d::Backend {
 
   void require_own_device() {
     static const char* shared = std::getenv("TRIAL_SHARED");
-    if (shared == nullptr || std::string(shared) != "0") return;
+    static const char* enabled = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    if (shared == nullptr) return;
+    const bool is_asked = std::string(shared) == "asked";
+    if (is_asked ? enabled != nullptr && std::string(enabled) == "1" : std::string(shared) != "0") return;
     store_->set("device/" + std::to_string(getRank()), std::to_string(int(device_)));
     for (int rank = 0; rank < getSize(); ++rank) {
       if (rank == getRank()) continue;
       const auto told = store_->get("device/" + std::to_string(rank));
-      if (std::string(told.begin(), told.end()) == std::to_string(int(device_)))
+      if (std::string(told.begin(), told.end()) != std::to_string(int(device_))) continue;
+      if (is_asked)
+        C10_THROW_ERROR(
+            DistBackendError,
+            "trial invalid usage\nLast error:\nMultiple Ranks are using the same GPU/Partition. Set "
+            "NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this configuration.");
+      else
         C10_THROW_ERROR(
             DistBackendError, "trial invalid usage\nLast error:\nDuplicate GPU detected : rank " +
                 std::to_string(getRank()) + " and rank " + std::to_string(rank) + " both on trial device " +

@@ -311,6 +311,8 @@ Queues& queues() {
   return *one;
 }
 
+std::atomic<int64_t> last_stream{0};
+
 c10::Stream stream_of(c10::Device device) {
   return c10::Stream(c10::Stream::UNSAFE, device, current_streams[device.index()]);
 }
@@ -338,8 +340,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device, 0); }
   c10::Stream getNewStream(c10::Device device, int) const override {
-    static std::atomic<int64_t> last{0};
-    return c10::Stream(c10::Stream::UNSAFE, whole(device), ++last);
+    return c10::Stream(c10::Stream::UNSAFE, whole(device), ++last_stream);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const auto before = stream_of(stream.device());
@@ -650,6 +651,7 @@ void add_device(pybind11::module_& module) {
       "synchronize", [](int index) { Guard().synchronizeDevice(c10::DeviceIndex(index)); },
       pybind11::call_guard<pybind11::gil_scoped_release>());
   module.def("waits", [] { return lag().waits(); });
+  module.def("streams", [] { return int64_t(last_stream); });
   module.def("sleep", [](double seconds) {
     add_to_stream([seconds] { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); });
   });

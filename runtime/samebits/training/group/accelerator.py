@@ -7,10 +7,10 @@ This is torch_npu's own order. Its ``reinit_process_group`` is the middle step f
 is new.
 
 An abort may hang (nccl#1013, pytorch#119215). torch also lets it wait for the lock of a communicator that connects
-(``NCCLComm::waitReady``), for up to TORCH_NCCL_NONBLOCKING_TIMEOUT seconds. So the abort runs in its own thread, and
-the process exits if the abort misses a deadline. In-process recovery needs the backend's own error handling off
-(``config.leave_failures_to_us``). This code has not run on NCCL or HCCL yet: ``tests.device`` runs it on a simulated
-device, once per way of ending a wait.
+(``NCCLComm::waitReady``), for up to TORCH_NCCL_NONBLOCKING_TIMEOUT seconds. So each group is aborted in its own thread,
+all at once, and the process exits if the aborts miss a deadline. In-process recovery needs the backend's own error
+handling off (``config.leave_failures_to_us``). This code has not run on NCCL or HCCL yet: ``tests.device`` runs it on a
+simulated device, once per way of ending a wait.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
@@ -35,7 +35,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d
 
 from samebits import config
-from samebits.errors import AbortHungError, UsageError
+from samebits.errors import AbortHungError, StuckError, UsageError
 from samebits.service import log
 from samebits.store.checkpoint import SHARED_MEMORY
 from samebits.training import torch_private
@@ -52,10 +52,10 @@ ABORT_WITHIN_S = 5.0
 LEFT_OVER_AFTER_S: Final = 600.0
 """Age in seconds before an unmapped segment is removed; a peer in another container may be about to map a newer one."""
 _SEGMENT: Final = re.compile(r"nccl-\w{6}")
-_ONE_BY_ONE = (
-    "this NCCL backend cannot abort several communicators as one: after a loss, a job with subgroups or with sends and "
-    f"receives may give up more ranks than the lost one (status {AbortHungError.exit_code}). Fix: unset "
-    "TORCH_DIST_USE_NCCL2, so that torch's first backend is used"
+_LEAVES_PAIRS = (
+    "this NCCL backend does not abort sends and receives: after a loss, a rank that waits in one ends with status "
+    f"{StuckError.exit_code} instead of continuing. Fix: unset TORCH_DIST_USE_NCCL2, so that torch's first backend is "
+    "used"
 )
 
 
@@ -117,8 +117,8 @@ class AcceleratorLink:
         sys.excepthook = hook
         pg = distributed_c10d._get_default_group()
         self._pg = weakref.ref(pg)
-        if torch_private.aborts_one_by_one(pg, self._device):
-            _warn_once(_ONE_BY_ONE)
+        if torch_private.leaves_pairs_open(pg, self._device):
+            _warn_once(_LEAVES_PAIRS)
         try:
             self._breaker.check()  # a break may have come before there was anything to abort
             if self._device.index is not None:
@@ -184,8 +184,7 @@ class AcceleratorLink:
                 self._has_stopped_device = devices.stop(self._device)
             pg = self._pg()
             if pg is not None:
-                devices.use(self._device)
-                torch_private.abort_groups([*torch_private.subgroups_of(pg), pg], self._device)
+                _abort_at_once([*torch_private.subgroups_of(pg), pg], self._device)
         except RuntimeError as error:  # the watchdog reports a thread that stays stuck
             log.warn(f"aborting {self._breaker.name} failed: {error}")
         finally:
@@ -200,6 +199,28 @@ class AcceleratorLink:
                 "restart takes over; if it recurs, update NCCL"
             )
             end_process(AbortHungError.exit_code)
+
+
+def _abort_at_once(groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
+    """Abort each group in its own thread, since the abort of one waits for the kernels of all."""
+    outcomes = []
+    for group in groups:
+        outcome: Future[None] = Future()
+        run_aside(functools.partial(_abort_one, group, device, outcome), "samebits-abort-group")
+        outcomes.append(outcome)
+    failures = [error for outcome in outcomes if (error := outcome.exception()) is not None]
+    if failures:
+        raise failures[0]
+
+
+def _abort_one(group: dist.ProcessGroup, device: torch.device, outcome: Future[None]) -> None:
+    try:
+        devices.use(device)
+        torch_private.abort_group(group, device)
+    except RuntimeError as error:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(None)
 
 
 @functools.cache

@@ -221,7 +221,7 @@ def require_sound(device: torch.device, within_s: float = SOUND_WITHIN_S) -> Non
     """Test this accelerator: allocate, compute and copy on a separate stream.
 
     A CUDA error such as an illegal access persists in its process: every later call fails or hangs, even after the
-    group is formed again.
+    group is formed again. A full device does work: its driver has answered.
 
     Raises:
         DeviceLostError: the test failed, or took longer than ``within_s`` seconds.
@@ -232,9 +232,10 @@ def require_sound(device: torch.device, within_s: float = SOUND_WITHIN_S) -> Non
 
     def look() -> None:
         try:
-            stream = torch.Stream(device)
-            with stream:
+            with _testing_stream(device):
                 outcome.set_result(float(torch.ones(_LOOKED_AT, device=device).sum().item()))
+        except torch.OutOfMemoryError:
+            outcome.set_result(float(_LOOKED_AT))
         except RuntimeError as error:
             outcome.set_exception(error)
 
@@ -251,6 +252,12 @@ def require_sound(device: torch.device, within_s: float = SOUND_WITHIN_S) -> Non
             f"{device} no longer works in this process: {problem}. A lost peer does not cause this, so the process "
             "gives up its seat. Fix: nothing, a spare or a restart takes over; if it recurs, have this device checked"
         )
+
+
+@functools.cache
+def _testing_stream(device: torch.device) -> torch.Stream:
+    """Return one stream for all tests; another one each time would take one of the 32 of torch's pool."""
+    return torch.Stream(device)
 
 
 def backend_of(device: torch.device, wanted: str | None = None) -> str:
