@@ -1,15 +1,20 @@
 """Recovery under the launchers that users have: one table from one run.
 
-``python -m benchmarks.launchers [--quick] [--peers PYTHON]``. Under each launcher four ranks train the MLP of
-``workers.mlp``; one rank is killed with ``kill -9``, and then the launcher's coordinator. A rank has recovered when it
-has finished a step that no rank had finished before the kill. A launcher that is not installed, or whose job fails on
-this machine, is a row with the line that it printed.
+``python -m benchmarks.launchers [--quick] [--peers PYTHON] [--into docs/launchers.json]``. Under each launcher four
+ranks train the MLP of ``workers.mlp``; one rank is killed with ``kill -9``, and then the launcher's coordinator. A rank
+has recovered when it has finished a step that no rank had finished before the kill. A launcher that is not installed,
+or whose job fails on this machine, is a row with the line that it printed.
+
+``--into`` stores the rows with the date, and puts their table into docs/explanation/comparison.md and its twin.
+``--pages FILE`` only does the latter.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
+import json
 import os
 import random
 import shutil
@@ -17,9 +22,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.moments import Channel
 from benchmarks.processes import (
@@ -35,10 +41,14 @@ from benchmarks.recovery_peers import start_torchft, torchft_needs
 from benchmarks.recovery_trials import WORLD_SIZE, last_s, wait_until_training
 from benchmarks.report import MISSING, Progress, Report, median, table
 
-RECOVERED_WITHIN_S = 120.0
+RECOVERED_WITHIN_S = 60.0
+WHOLE_RUN_S = 600.0
+"""Another trial of each launcher begins only if it is likely to end within this time."""
 WATCHED_S = 10.0
 """After the coordinator is killed, ranks that make no step for this long do not train."""
 _SHOWN = 160
+_PAGES = ("docs/explanation/comparison.md", "docs/explanation/comparison.zh-CN.md")
+BEGIN, END = "<!-- launchers:begin -->\n", "<!-- launchers:end -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +107,23 @@ def descendant(pid: int, *words: str) -> int:
 
 
 def torchrun(
-    worker: Sequence[str], backend: str, module: str = "torch.distributed.run"
+    worker: Sequence[str], backend: str, program: Sequence[str] = ("-m", "torch.distributed.run"), conf: str = ""
 ) -> Callable[[Stage, str], Callable[[], int]]:
-    """Return the starter for torchrun with a rendezvous backend."""
+    """Return the starter for torchrun with a rendezvous backend.
+
+    Args:
+        worker: the script and its arguments.
+        backend: of ``--rdzv-backend``.
+        program: the arguments of Python that start torchrun.
+        conf: of ``--rdzv-conf``, in which ``{folder}`` is the stage's.
+    """
 
     def start(stage: Stage, python: str) -> Callable[[], int]:
         port, flags = free_port(), [f"--nproc-per-node={WORLD_SIZE}", "--max-restarts=100"]
         flags += [f"--rdzv-backend={backend}", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=benchmark"]
+        flags += [f"--rdzv-conf={conf.format(folder=stage.folder)}"] if conf else []
         variables = {**_path(), "REGISTER_COOLDOWN": "0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        command = [python, "-m", module, *flags, *worker]
+        command = [python, *program, *flags, *worker]
         agent = stage.start(backend, command, variables, is_parent=True)
         if backend != "samebits":
             return lambda: agent.pid
@@ -152,6 +170,16 @@ def plain(stage: Stage, python: str) -> Callable[[], int]:
     return os.getpid
 
 
+_LM_RESILIENCY = """
+from lm_resiliency.integrations.torchrun import get_rendezvous_handler_creator
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+from torch.distributed.run import main
+
+rendezvous_handler_registry.register("lm_resiliency", get_rendezvous_handler_creator())
+main()
+"""
+"""torchrun with that backend, whose entry point in 0.2.0 cannot be called by torch 2.13."""
+_LM_CONF = "store_type=tcp,read_timeout=120,lm_resiliency_restart_context_path={folder}/context.json"
 UNPORTED, PORTED = worker_module("torchrun")[1:], worker_module("recovery")[1:]
 PLAIN = Launcher("plain DDP, without a launcher", plain)
 LAUNCHERS = (
@@ -162,13 +190,13 @@ LAUNCHERS = (
     Launcher("Ray samebits, one spare", ray_samebits, lambda python: with_modules(python, "ray")),
     Launcher(
         "lm-resiliency",
-        torchrun(UNPORTED, "lm_resiliency"),
+        torchrun(UNPORTED, "lm_resiliency", ("-c", _LM_RESILIENCY), _LM_CONF),
         lambda python: with_modules(python, "lm_resiliency.integrations.torchrun"),
     ),
     Launcher("torchft", torchft, torchft_needs),
     Launcher(
         "NVRx ft_launcher",
-        torchrun(UNPORTED, "c10d", "nvidia_resiliency_ext.fault_tolerance.launcher"),
+        torchrun(UNPORTED, "c10d", ("-m", "nvidia_resiliency_ext.fault_tolerance.launcher")),
         lambda python: with_modules(python, "nvidia_resiliency_ext.fault_tolerance.launcher"),
     ),
 )
@@ -261,35 +289,104 @@ def _last_line(stage: Stage) -> str:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def report(undisturbed: Sequence[Row], rows: dict[str, list[Row]], load: tuple[float, ...]) -> tuple[Report, str]:
-    """Return the report and the table."""
+_WORDS = ("training continues", "training stops")
+
+
+def summary(undisturbed: Sequence[Row], rows: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, Any]]:
+    """Return each launcher's figures over its trials; what was not measured is missing."""
     plain_ms = [row.step_ms for row in undisturbed if row.step_ms is not None]
-    lines, figures = [], {}
+    found: dict[str, dict[str, Any]] = {}
     for name, trials in rows.items():
         totals = [row.total_s for row in trials if row.total_s is not None]
         redone = [row.redone_steps for row in trials if row.redone_steps is not None]
         steps = [row.step_ms for row in trials if row.step_ms is not None]
         kept = [row.trains_without_coordinator for row in trials if row.trains_without_coordinator is not None]
-        problem = next((row.problem for row in trials if row.problem), "")
-        ratio = median(plain_ms) / median(steps) if plain_ms and steps else None
-        lines.append(
-            [
-                name,
-                f"{median(totals):.3g} s" if totals else "–",
-                f"{min(redone)}–{max(redone)}" if redone else "–",
-                ("training continues" if all(kept) else "training stops") if kept else "–",
-                f"{ratio:.2f}" if ratio else "–",
-                problem or "",
-            ]
-        )
-        measured = {"recovered_s": totals, "steps_redone": redone, "step_ms": steps}
-        figures[name] = {key: median(values) for key, values in measured.items() if values}
-    ours = {name: figure for name, figure in figures.items() if "samebits" in name}
-    peers = {name: figure or MISSING for name, figure in figures.items() if name not in ours}
+        figures: dict[str, Any] = {"trials": len(totals)}
+        if totals:
+            figures["recovered_s"] = [min(totals), median(totals), max(totals)]
+        if redone:
+            figures["steps_redone"] = [min(redone), max(redone)]
+        if kept:
+            figures["trains_without_coordinator"] = all(kept)
+        if steps:
+            figures["step_ms"] = median(steps)
+        if steps and plain_ms:
+            figures["speed_vs_plain"] = round(median(plain_ms) / median(steps), 3)
+        if problem := next((row.problem for row in trials if row.problem), ""):
+            figures["printed"] = problem
+        found[name] = figures
+    return found
+
+
+def cells(
+    name: str, figures: Mapping[str, Any], words: Sequence[str] = ("training continues", "training stops")
+) -> list[str]:
+    """Return a launcher's row."""
+    low, middle, high = figures.get("recovered_s", (0, 0, 0))
+    spread = f"{middle:.3g} s" if figures["trials"] < 2 else f"{middle:.3g} s ({low:.3g}–{high:.3g})"
+    least, most = figures.get("steps_redone", (0, 0))
+    return [
+        name,
+        spread if "recovered_s" in figures else "–",
+        (f"{least}–{most}" if least != most else f"{least}") if "steps_redone" in figures else "–",
+        words[0 if figures["trains_without_coordinator"] else 1] if "trains_without_coordinator" in figures else "–",
+        f"{figures['speed_vs_plain']:.2f}" if "speed_vs_plain" in figures else "–",
+        figures.get("printed", ""),
+    ]
+
+
+def report(
+    undisturbed: Sequence[Row], rows: Mapping[str, Sequence[Row]], load: tuple[float, ...]
+) -> tuple[Report, str]:
+    """Return the report and the table."""
+    found = summary(undisturbed, rows)
+    measured = {
+        name: {
+            key: value[1] if key == "recovered_s" else max(value) if key == "steps_redone" else value
+            for key, value in figures.items()
+            if key in ("recovered_s", "steps_redone", "step_ms")
+        }
+        for name, figures in found.items()
+    }
+    ours = {name: figures for name, figures in measured.items() if "samebits" in name}
+    peers = {name: figures or MISSING for name, figures in measured.items() if name not in ours}
     header = ["launcher", "kill → all stepping", "steps redone", "coordinator killed", "steps/s ÷ plain", "printed"]
+    plain_ms = [row.step_ms for row in undisturbed if row.step_ms is not None]
     floor = {"plain_step_ms": median(plain_ms)} if plain_ms else {}
+    lines = [cells(name, figures) for name, figures in found.items()]
     text = table(header, lines) + "\n1, 5 and 15 min load average: " + ", ".join(f"{one:.1f}" for one in load)
-    return Report("launchers", floor=floor, peers=peers, ours=ours, ratios={}), text
+    ratios = {f"{name} speed": one["speed_vs_plain"] for name, one in found.items() if "speed_vs_plain" in one}
+    return Report("launchers", floor=floor, peers=peers, ours=ours, ratios=ratios), text
+
+
+# --- the pages --------------------------------------------------------------------------------------------------------
+
+
+def page_table(stored: Mapping[str, Any], *, is_chinese: bool) -> str:
+    """Return the stored run's Markdown table, and a sentence about the run."""
+    if is_chinese:
+        header = "启动器 | kill 到全部 rank 重新迈步 | 重做的步数 | 协调者被杀 | 步/秒 ÷ 普通 DDP | 它打印的内容"
+        words = ("训练继续", "训练停止")
+        about = "[测量](../launchers.json)于 {date}，{cores} 个核心，负载 {load:.1f}，每行最多 {trials} 次。"
+    else:
+        header = "launcher | kill → all ranks step | steps redone | coordinator killed | steps/s ÷ plain DDP | printed"
+        words = _WORDS
+        about = (
+            "[Measured](../launchers.json) on {date}: {cores} cores, load {load:.1f}, at most {trials} trials a row."
+        )
+    rows = [cells(name, figures, words) for name, figures in stored["rows"].items()]
+    lines = [f"| {header} |", "|---|---|---|---|---|---|"]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    trials = max((figures["trials"] for figures in stored["rows"].values()), default=0)
+    return "\n".join([about.format(**{**stored, "trials": trials}), "", *lines, ""])
+
+
+def fill_pages(stored: Mapping[str, Any], folder: Path) -> None:
+    """Replace the table between the markers of both pages."""
+    for page in (folder / name for name in _PAGES):
+        before, _, rest = page.read_text().partition(BEGIN)
+        after = rest.partition(END)[2]
+        page.write_text(before + BEGIN + page_table(stored, is_chinese="zh-CN" in page.name) + END + after)
 
 
 def main() -> None:
@@ -299,6 +396,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one trial of each launcher instead of three")
     parser.add_argument("--only", metavar="TEXT", default="", help="only launchers whose names contain this")
     parser.add_argument("--seed", type=int, default=1, help="of the moments and the ranks (default: 1)")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="store the rows there, and fill the pages")
+    parser.add_argument("--pages", type=Path, metavar="FILE", help="measure nothing: fill the pages from this file")
     parser.add_argument(
         "--peers",
         type=lambda python: str(Path(shutil.which(python) or python).absolute()),
@@ -307,18 +406,38 @@ def main() -> None:
         help="interpreter that has the peers (default: this)",
     )
     arguments = parser.parse_args()
+    if arguments.pages is not None:
+        fill_pages(json.loads(arguments.pages.read_text()), REPOSITORY)
+        return
+    undisturbed, rows = measured_rows(arguments)
+    made, text = report(undisturbed, rows, os.getloadavg())
+    if arguments.into is not None:
+        machine = made.document()["machine"]
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        stored = {"date": today, "cores": machine["cores"], "load": os.getloadavg()[2]}
+        stored["rows"] = summary(undisturbed, rows)
+        arguments.into.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
+        fill_pages(stored, REPOSITORY)
+    made.print(text)
+
+
+def measured_rows(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, list[Row]]]:
+    """Run the trials; return those of plain DDP, and those of each launcher."""
     rng, progress = random.Random(arguments.seed), Progress(f"{WORLD_SIZE} ranks under each launcher lose one")
+    began_s = time.monotonic()
     undisturbed: list[Row] = []
     rows: dict[str, list[Row]] = {}
     chosen = [one for one in LAUNCHERS if arguments.only in one.name]
     for trial in range(1 if arguments.quick else 3):
+        used_s = time.monotonic() - began_s
+        if trial and used_s * (trial + 1) / trial > WHOLE_RUN_S:
+            break
         undisturbed.append(measure(PLAIN, arguments.peers, rng))
         for launcher in chosen:
             row = measure(launcher, arguments.peers, rng)
             rows.setdefault(launcher.name, []).append(row)
             progress.say(f"trial {trial + 1}, {launcher.name}: {row}")
-    made, text = report(undisturbed, rows, os.getloadavg())
-    made.print(text)
+    return undisturbed, rows
 
 
 if __name__ == "__main__":

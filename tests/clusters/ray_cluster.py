@@ -7,13 +7,16 @@ it again. The cluster ends with its standard input. With RAY_REDIS_ADDRESS, the 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -23,6 +26,14 @@ HOSTS = 3
 """Number of hosts of the tests' jobs."""
 REDIS = shutil.which("redis-server")
 NODE: Mapping[str, Any] = {"num_cpus": 1, "object_store_memory": 80_000_000}
+SETTINGS = {
+    "RAY_worker_niceness": "0",  # Ray's own 15 leaves a job almost no time beside other tests
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_worker_register_timeout_seconds": "300",
+}
+START_S = 300
+"""Seconds for a node's start on a busy machine; Ray's own limit of 30 s is fixed."""
+AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
 
 
 def is_installed() -> bool:
@@ -42,8 +53,7 @@ class RayCluster:
     """
 
     def __init__(self, nodes: int, *, redis: bool = False) -> None:
-        # Ray's own niceness of 15 leaves a job almost no time beside other tests.
-        environment, self._redis = {**os.environ, "RAY_worker_niceness": "0"}, None
+        environment, self._redis = {**os.environ, **SETTINGS}, None
         if redis:
             assert REDIS is not None
             port = free_port()
@@ -94,15 +104,49 @@ class RayCluster:
             self._redis.wait()
 
 
+def node() -> dict[str, Any]:
+    """Return the arguments of another node.
+
+    A raylet that is not told its agent's ports ends if the agent has not chosen them within 30 s.
+    """
+    return {**NODE, **{name: free_port() for name in AGENT_PORTS}}
+
+
+def wait_longer() -> None:
+    """Let Ray wait START_S seconds for a node that it has started, and tell a raylet the last of its agent's ports."""
+    services = importlib.import_module("ray._private.services")
+    get_node, wait_for_node, start = services.get_node, services.wait_for_node, services.start_ray_process
+
+    def start_with_port(command: list[str], *more: Any, **options: Any) -> Any:
+        port = re.search(r"--listen-port=(\d+)", " ".join(command))
+        told = [] if port is None else [f"--dashboard_agent_listen_port={port[1]}"]
+        return start([*command, *told], *more, **options)
+
+    def get_node_in_time(*where: Any) -> Any:
+        deadline_s = time.monotonic() + START_S
+        while True:
+            try:
+                return get_node(*where)
+            except RuntimeError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.2)
+
+    services.get_node, services.start_ray_process = get_node_in_time, start_with_port
+    services.wait_for_node = lambda address, store, _timeout: wait_for_node(address, store, START_S)
+
+
 def serve(nodes: int, words: IO[str]) -> None:
     from ray.cluster_utils import Cluster
 
-    def pid(node: Any, kind: str) -> int:
-        return int(node.all_processes[kind][0].process.pid)
+    wait_longer()
 
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
-    members = [cluster.head_node, *(cluster.add_node(**NODE) for _ in range(nodes - 1))]
-    raylets = [pid(node, "raylet") for node in members]
+    def pid(member: Any, kind: str) -> int:
+        return int(member.all_processes[kind][0].process.pid)
+
+    cluster = Cluster(initialize_head=True, head_node_args={**node(), "include_dashboard": False})
+    members = [cluster.head_node, *(cluster.add_node(**node()) for _ in range(nodes - 1))]
+    raylets = [pid(one, "raylet") for one in members]
     print(json.dumps({"address": cluster.address, "raylets": raylets}), flush=True)
     for word in words:
         if word.strip() == "gcs":
@@ -111,7 +155,7 @@ def serve(nodes: int, words: IO[str]) -> None:
             cluster.head_node.start_gcs_server()
             answer = {"gcs": pid(cluster.head_node, "gcs_server")}
         else:
-            answer = {"raylet": pid(cluster.add_node(**NODE), "raylet")}
+            answer = {"raylet": pid(cluster.add_node(**node()), "raylet")}
         print(json.dumps(answer), flush=True)
     cluster.shutdown()
 

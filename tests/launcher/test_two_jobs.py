@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from samebits.config import PREFIX
-from samebits.errors import ForeignFolderError, JobStoppedError, LockedError, RefusedError
+from samebits.errors import ForeignFolderError, JobStoppedError, LockedError, RefusedError, UsageError
 from samebits.service.status import stored_view
 from tests.launcher.shell_job import ENDLESS, UNTIL_TOLD, WORKER, ShellJob
 
@@ -159,3 +159,27 @@ def test_folder_whose_job_never_began_does_not_recover_another_one(new_job: Call
     afterwards = loser.recover()
     assert afterwards.end() == ForeignFolderError.exit_code, afterwards.text
     assert "this folder's job is the-losers" in afterwards.text
+
+
+def test_folder_of_an_ended_job_without_a_journal_neither_shows_nor_stops_a_later_job_on_its_port(
+    new_job: Callable[..., ShellJob],
+) -> None:
+    ended, later = new_job("ended"), new_job("later")
+    later.settings["SCHED_PORT"] = ended.settings["SCHED_PORT"]
+    later.port = ended.port
+    assert ended.run("--steps", "10", ENABLE_RECOVERY="0").end() == 0, ended.tails()
+    shell = later.run(*UNTIL_TOLD)
+    later.wait_training()
+    first, second = started_as(ended)["job"], started_as(later)["job"]
+    both = f"no scheduler of job {first}, which was started in {ended.folder}, answers: .* is the one of job {second} "
+    for words in (("status",), ("status", "--json")):
+        status = ended.tool(*words)
+        assert status.end() == UsageError.exit_code, status.text
+        assert re.search(both, status.text), status.text
+    ps = ended.tool("ps")
+    assert ps.end() == 0 and ps.text.count("gone") == 4, ps.text
+    stop = ended.tool("stop")
+    assert stop.end() == UsageError.exit_code, stop.text
+    assert f"the scheduler of job {second} (" in stop.text and f"this folder belongs to job {first}" in stop.text
+    later.let_finish()
+    assert shell.end() == 0, shell.text

@@ -16,7 +16,7 @@ from samebits.errors import StoreError, UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.processes import SCHEDULER, is_stopped, name_of, node_of, process_names, read_pid_files
 from samebits.launcher.relay_process import RELAY, served_by
-from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once
+from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once, own_job
 from samebits.printable import counted
 from samebits.service.status import stored_view
 from samebits.store.lock import read_holder
@@ -34,7 +34,9 @@ def main(arguments: Sequence[str]) -> int:
     settings = job_spec.settings_here()
     names = process_names(job_spec.nodes_of(settings.log_dir, settings))
     try:
-        view = ask_once(settings, ANSWER_TIMEOUT_S) or stored_view(settings.recovery_path)
+        view = ask_once(settings, ANSWER_TIMEOUT_S)
+        if view is None or own_job(settings) not in ("", view.job):
+            view = stored_view(settings.recovery_path)
     except StoreError:
         view = None
     started = read_pid_files(settings.log_dir, names) or _started_by_others(view, settings)

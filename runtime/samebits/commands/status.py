@@ -21,7 +21,7 @@ from samebits.errors import UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.progress_line import phase_text, world_text
 from samebits.launcher.relay_process import relay_line
-from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once
+from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once, own_job
 from samebits.launcher.supervising import supervisor_of
 from samebits.printable import counted, listed
 from samebits.scheduler_hosts import shown
@@ -63,10 +63,16 @@ def find(settings: Settings) -> JobView:
     """Return the snapshot of this folder's job or, if it has none, of the job whose scheduler answers.
 
     Raises:
-        UsageError: there is neither a scheduler nor a journal.
+        UsageError: there is no journal, and no scheduler answers, or only another job's.
     """
     told = ask_once(settings, ANSWER_TIMEOUT_S)
     stored = stored_view(settings.recovery_path) if told is None or settings.enable_recovery else None
+    if told is not None and stored is None and (own := own_job(settings)) not in ("", told.job):
+        raise UsageError(
+            f"no scheduler of job {own}, which was started in {Path.cwd()}, answers: at "
+            f"{shown(settings.sched_host, settings.sched_port)} is the one of {told}. Fix: `{spelled('ps')}` lists "
+            "what is left of this folder's job; change to the other job's folder to see that one"
+        )
     view = told if told is not None and not _is_superseded(told, stored) else stored
     if view is None:
         raise UsageError(

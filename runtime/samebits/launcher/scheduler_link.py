@@ -21,6 +21,7 @@ from samebits.account.job_view import JobView
 from samebits.config import Settings
 from samebits.core.messages import StopJob
 from samebits.errors import SecretError, StoreError
+from samebits.launcher import job_spec
 from samebits.net.address_book import addresses_now
 from samebits.net.client import Client, Down, Got, ShutOut, Up
 from samebits.net.curve import cluster_keys
@@ -289,12 +290,15 @@ def _told_by(settings: Settings, timeout_s: float) -> tuple[Settings, JobView] |
 def own_job(settings: Settings) -> str:
     """Return the id of the job that this folder's files belong to; empty if they do not say.
 
-    Only the scheduler's host has the journal; on other hosts, LOG_DIR or the checkpoints have an owner.
+    Only the scheduler's host has the journal; on other hosts, LOG_DIR or the checkpoints have an owner. Without
+    recovery there are neither, and the file about the job's start names the job.
     """
-    if not settings.enable_recovery:
-        return ""
     folders = [settings.log_dir]
     try:
+        if not settings.enable_recovery:
+            start = job_spec.read(settings.log_dir)
+            # In a folder that a job has owned, the scheduler does not take the id of its start.
+            return "" if start is None or read_owner(settings.log_dir) is not None else start.job
         stored = stored_view(settings.recovery_path)
         if stored is not None:
             return stored.job
