@@ -219,8 +219,9 @@ def help_of(starter: WarmStarter, log: Path, module: str, *words: str) -> str:
     """Return the command's own help on its options."""
     command = Command(None, (*words, "--help"), environment_of_tests(), ROOT, log, module=module)
     status = starter.start(command).wait()
-    assert status == 0, f"{module}: {log.read_text()}"
-    return log.read_text()
+    usage = log.read_text()
+    assert status == 0 and usage.lstrip().lower().startswith("usage"), f"{module} does more than show its help: {usage}"
+    return usage
 
 
 def test_every_command_exists_and_knows_its_shown_options(warm: WarmStarter, tmp_path: Path) -> None:
