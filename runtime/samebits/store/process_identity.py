@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samebits.errors import StoreError
-from samebits.store import durable, private
+from samebits.store import private
 
 _ON_LINUX = sys.platform == "linux"
 _DEAD_STATES = frozenset("ZXx")
@@ -157,11 +157,6 @@ def machine_id() -> bytes:
         with contextlib.suppress(OSError):
             found = Path("/proc/sys/kernel/random/boot_id").read_text()
     return hashlib.blake2b(found.encode(), digest_size=4).digest()
-
-
-def write_pid_file(path: Path, identity: ProcessIdentity) -> None:
-    """Write the process's line to ``path`` atomically."""
-    durable.write_file_atomically(path, identity.to_line().encode())
 
 
 def read_pid_file(path: Path) -> ProcessIdentity | None:
