@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *(
             "core.causes.restarts",
             "core.causes.table",
-            "core.ends",
+            "core.end_kinds",
             "core.hangs",
             "core.replacement_names",
             "core.messages",
@@ -83,7 +83,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("account", "config", "hosts", "launcher", "option_types", "store"),
     ),
     "commands": (
-        *("core.causes.escalation", "core.causes.table", "core.ends", "core.hangs", "core.replacement_names"),
+        *("core.causes.escalation", "core.causes.table", "core.end_kinds", "core.hangs", "core.replacement_names"),
         *("service.cause_file", "service.job_journal", "service.log", "service.scheduler_address", "service.stacks"),
         "service.status",
         *("account", "commands", "config", "exit_codes", "hosts", "launcher", "net", "option_types"),
@@ -135,7 +135,7 @@ PURE = {
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "core": (
-        ("ends", "hangs", "replacement_names", "values"),
+        ("end_kinds", "hangs", "replacement_names", "values"),
         ("point",),
         ("reports",),
         ("messages",),
@@ -145,7 +145,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("membership",),
         ("watch",),
         ("rounds",),
-        ("ending", "joint_stop"),
+        ("job_end", "joint_stop"),
         ("scheduler",),
     ),
     "training": (

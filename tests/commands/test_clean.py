@@ -14,7 +14,7 @@ from samebits import config
 from samebits.__main__ import main
 from samebits.commands import clean
 from samebits.core import records
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.launcher.job_spec import JobSpec, keep
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import MemoryRoom

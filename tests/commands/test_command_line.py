@@ -30,7 +30,7 @@ from samebits.commands.run import prepare
 from samebits.commands.run.options import parse
 from samebits.commands.scale import view_of
 from samebits.core import records
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import Process, RoundId
 from samebits.core.point import Point
 from samebits.errors import SameBitsError, UsageError

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from samebits import config
 from samebits.account.job_view import JOURNAL, JobView, PresenceState, WorkerView
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.point import Point
 from samebits.errors import JobFailedError
 from samebits.launcher.recovering import RecoveryPlan, Remains, plan_recovery, verified_candidate

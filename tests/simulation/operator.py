@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.replacement_names import may_be_replaced, root_of, successor_of
 from tests.simulation.main_thread import ENDED_KINDS, FIRST_STEPS
 from tests.simulation.mix import Naming

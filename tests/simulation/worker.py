@@ -41,7 +41,7 @@ from samebits.core.agent.agent_events import (
     StopTogether,
     Trains,
 )
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.membership.replacements import proof_of
 from samebits.core.messages import (
     PROTOCOL,

@@ -17,7 +17,7 @@ from samebits.account.event_log import asked_events, events_in, merged, read_eve
 from samebits.account.events import EventKind, JobEvent
 from samebits.account.goodput import Bucket, goodput_of
 from samebits.account.recoveries import Recoveries, Recovery, loss_of, recoveries_of
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.replacement_names import root_of, titled
 from samebits.errors import StoreError, UsageError
 from samebits.printable import counted, listed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import (
     AddressMap,
     Admitted,

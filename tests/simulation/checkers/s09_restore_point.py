@@ -11,7 +11,7 @@ cannot have come further without it. Anything older in a memory may have been ov
 
 from __future__ import annotations
 
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import Copy, GenerationStarted, Holdings
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted
