@@ -144,17 +144,15 @@ def account(events: Sequence[JobEvent], now: float | None = None) -> dict[str, A
     }
 
 
-def summary(
-    events: Sequence[JobEvent], now: float | None = None, heard: int = 0, *, has_steps: bool = True
-) -> list[str]:
+def summary(events: Sequence[JobEvent], heard: int = 0, *, has_steps: bool = True) -> list[str]:
     """Return a few lines for people: progress, time, the slowest recoveries and time buckets.
 
     Args:
-        events, now: as in :func:`account`.
+        events: as in :func:`account`.
         heard: a step that the job is known to have completed.
         has_steps: False for a plain job, whose steps only its script counts.
     """
-    told = account(events, now)
+    told = account(events)
     rows = recoveries_of(events)
     goodput = "" if told["goodput"] is None else f", {told['goodput']:.1%} of it productive"
     recovered = f"{len(rows)} recover{'ies' if len(rows) != 1 else 'y'}"
