@@ -42,8 +42,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "net": ("core", "net", "scheduler_hosts"),
     "account": ("core", "store", "account"),
     "service": ("spelling", "core", "scheduler_hosts", "store", "net", "config", "account", "service"),
-    # Of the core only its types and predicates: the scheduler's process and the agent take decisions; the state of a
-    # work queue changes wherever it is used.
+    # From the core, training uses only types and predicates, since the scheduler and the agent decide; the state of a
+    # work queue is the exception.
     "training": (
         *(
             "core.agent.agent_events",
@@ -111,7 +111,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "horovod": ("training",),
     "ray": ("config", "hosts", "store", "training"),
     "torchx": (),
-    # Of the launcher: torchrun's agents keep their job's scheduler running.
+    # The one part of the launcher with which torchrun's agents keep their job's scheduler running.
     "integrations": ("launcher.kept_scheduler", "training"),
     "__main__": ("__version__", "commands", "config", "dashboard", "net", "service", "spelling", "store"),
 }

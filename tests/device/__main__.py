@@ -36,7 +36,7 @@ CARD_WITHIN_S = 235.0
 PART_SHARE = 1 / 3
 """The longest share of all seconds for one check, so that a check that hangs leaves time for the others."""
 SHOWN_LINES = 6
-"""Of each log of a check that was cut off."""
+"""How many last lines of each log are shown if a check exceeds its time."""
 
 
 class TimeIsUpError(BaseException):
@@ -137,7 +137,7 @@ def _stopped(_number: int, _frame: FrameType | None) -> None:
 
 @dataclass(slots=True)
 class Outcome:
-    """What is reported at the end, as far as it is known.
+    """The result of a run of checks, as far as it is known; printed at the end.
 
     Attributes:
         here: the device; None until it was found.

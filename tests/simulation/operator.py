@@ -23,7 +23,7 @@ RESTARTS_AFTER_S = (0.1, 0.1, 0.1, 3.0, 3.0, 31.0)
 
 
 class Operator:
-    """Starts processes; if the mix says so, as a launcher that replaces dead ones."""
+    """Starts processes; in some mixes it also replaces dead ones, as a launcher does."""
 
     def __init__(self, world: World) -> None:
         self._world = world
