@@ -77,16 +77,14 @@ def measure(workload: str, intervals: int, progress: Progress) -> Measured:
 
 def report(measured: Mapping[str, Measured]) -> Report:
     """Report the figures; the floor is the job without audits."""
-    floor: dict[str, float] = {}
-    ours: dict[str, float] = {}
-    ratios: dict[str, float] = {}
+    found = Report("audit")
     for name, one in measured.items():
-        floor[f"{name}_steps_per_s"] = rounded(statistics.median(off.steps_per_s for _, off in one.audited))
-        ours[f"{name}_audit_ms"] = rounded(one.audit_ms())
-        ratios[f"quiet_vs_none_{name}"] = rounded(one.quiet_ratio())
-        ratios[f"audited_vs_none_{name}_every_{STEPS}"] = rounded(one.audited_ratio())
-        ratios[f"worked_out_audited_vs_none_{name}_every_{EVERY}"] = rounded(one.ratio())
-    return Report("audit", floor, {}, ours, ratios)
+        found.floor[f"{name}_steps_per_s"] = rounded(statistics.median(off.steps_per_s for _, off in one.audited))
+        found.ours[f"{name}_audit_ms"] = rounded(one.audit_ms())
+        found.ratios[f"quiet_vs_none_{name}"] = rounded(one.quiet_ratio())
+        found.ratios[f"audited_vs_none_{name}_every_{STEPS}"] = rounded(one.audited_ratio())
+        found.ratios[f"worked_out_audited_vs_none_{name}_every_{EVERY}"] = rounded(one.ratio())
+    return found
 
 
 def people(measured: Mapping[str, Measured]) -> str:

@@ -58,22 +58,20 @@ def measure(workload: str, rounds: int, progress: Progress, *, sharded: bool = F
 
 def report(measured: Mapping[str, Turns]) -> Report:
     """Report the figures; the floor is the job without comparisons, against itself."""
-    floor: dict[str, float] = {}
-    ours: dict[str, float] = {}
-    ratios: dict[str, float] = {}
+    found = Report("consistency")
     for name, turns in measured.items():
         load = LOADS[name]
-        floor.update(turns.figures(OFF, name))
-        ours.update(turns.figures(ON, name))
+        found.floor.update(turns.figures(OFF, name))
+        found.ours.update(turns.figures(ON, name))
         steps, cpu = turns.ratios(ON).median, turns.cpu_ratio(ON)
-        ratios[f"compared_vs_not_{name}_every_{load.every}"] = rounded(steps)
-        ratios[f"compared_vs_not_cpu_{name}_every_{load.every}"] = rounded(cpu)
-        ratios[f"not_vs_not_{name}"] = rounded(turns.ratios(AGAIN).median)
-        ratios[f"not_vs_not_cpu_{name}"] = rounded(turns.cpu_ratio(AGAIN))
+        found.ratios[f"compared_vs_not_{name}_every_{load.every}"] = rounded(steps)
+        found.ratios[f"compared_vs_not_cpu_{name}_every_{load.every}"] = rounded(cpu)
+        found.ratios[f"not_vs_not_{name}"] = rounded(turns.ratios(AGAIN).median)
+        found.ratios[f"not_vs_not_cpu_{name}"] = rounded(turns.cpu_ratio(AGAIN))
         if load.every != EVERY:
-            ratios[f"worked_out_compared_vs_not_{name}_every_{EVERY}"] = rounded(load.at_default(steps))
-            ratios[f"worked_out_compared_vs_not_cpu_{name}_every_{EVERY}"] = rounded(load.at_default(cpu))
-    return Report("consistency", floor, {}, ours, ratios)
+            found.ratios[f"worked_out_compared_vs_not_{name}_every_{EVERY}"] = rounded(load.at_default(steps))
+            found.ratios[f"worked_out_compared_vs_not_cpu_{name}_every_{EVERY}"] = rounded(load.at_default(cpu))
+    return found
 
 
 def people(measured: Mapping[str, Turns]) -> str:

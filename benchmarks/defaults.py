@@ -95,21 +95,19 @@ def report(measured: Mapping[str, Turns], copy: float | None = None) -> Report:
         measured: windows by workload.
         copy: what :func:`copy_cpu_vs_memcpy` returns, if that was measured.
     """
-    floor: dict[str, float] = {}
-    ours: dict[str, float] = {}
-    ratios: dict[str, float] = {}
+    found = Report("defaults")
     for name, turns in measured.items():
-        floor.update(turns.figures(OFF, name))
-        ours.update(turns.figures(ON, name))
+        found.floor.update(turns.figures(OFF, name))
+        found.ours.update(turns.figures(ON, name))
         for who, key in ((ON, f"defaults_vs_all_off_{name}"), (AGAIN, f"all_off_vs_all_off_{name}")):
             ratio = turns.ratios(who)
-            ratios[key] = rounded(ratio.median)
-            ratios[f"{key}_lower_quartile"] = rounded(ratio.lower_quartile)
-            ratios[f"{key}_upper_quartile"] = rounded(ratio.upper_quartile)
-            ratios[f"{key}_cpu"] = rounded(turns.cpu_ratio(who))
+            found.ratios[key] = rounded(ratio.median)
+            found.ratios[f"{key}_lower_quartile"] = rounded(ratio.lower_quartile)
+            found.ratios[f"{key}_upper_quartile"] = rounded(ratio.upper_quartile)
+            found.ratios[f"{key}_cpu"] = rounded(turns.cpu_ratio(who))
     if copy is not None:
-        ratios["copy_vs_memcpy_cpu"] = rounded(copy)
-    return Report("defaults", floor, {}, ours, ratios)
+        found.ratios["copy_vs_memcpy_cpu"] = rounded(copy)
+    return found
 
 
 def people(measured: Mapping[str, Turns], what: str) -> str:

@@ -14,7 +14,7 @@ import platform
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -32,7 +32,7 @@ COUNTED: Final = ("steps_", "hangs")
 """Prefix of a counting figure, whose name needs no unit at its end."""
 PACKAGES: Final = ("samebits", "torch", "pyzmq", "msgpack", "numpy")
 
-Figures = Mapping[str, Any]
+Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +117,10 @@ class Report:
     """
 
     benchmark: str
-    floor: Figures
-    peers: Mapping[str, Figures | str]
-    ours: Figures
-    ratios: Figures
+    floor: Figures = field(default_factory=dict)
+    peers: Mapping[str, Figures | str] = field(default_factory=dict)
+    ours: Figures = field(default_factory=dict)
+    ratios: Figures = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """Return the object of the last line.

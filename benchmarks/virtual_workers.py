@@ -37,16 +37,14 @@ def measure(workload: str, rounds: int, progress: Progress) -> Turns:
 
 def report(measured: Mapping[str, Turns]) -> Report:
     """Report the figures; the floor is DDP, against itself."""
-    floor: dict[str, float] = {}
-    ours: dict[str, float] = {}
-    ratios: dict[str, float] = {}
+    found = Report("virtual_workers")
     for name, turns in measured.items():
-        floor.update(turns.figures(DDP, name))
-        ours.update(turns.figures(VIRTUAL, name))
-        ratios[f"step_vs_ddp_{name}"] = rounded(1 / turns.ratios(VIRTUAL).median)
-        ratios[f"cpu_vs_ddp_{name}"] = rounded(1 / turns.cpu_ratio(VIRTUAL))
-        ratios[f"ddp_vs_ddp_{name}"] = rounded(1 / turns.ratios(AGAIN).median)
-    return Report("virtual_workers", floor, {}, ours, ratios)
+        found.floor.update(turns.figures(DDP, name))
+        found.ours.update(turns.figures(VIRTUAL, name))
+        found.ratios[f"step_vs_ddp_{name}"] = rounded(1 / turns.ratios(VIRTUAL).median)
+        found.ratios[f"cpu_vs_ddp_{name}"] = rounded(1 / turns.cpu_ratio(VIRTUAL))
+        found.ratios[f"ddp_vs_ddp_{name}"] = rounded(1 / turns.ratios(AGAIN).median)
+    return found
 
 
 def people(measured: Mapping[str, Turns]) -> str:

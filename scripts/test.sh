@@ -55,6 +55,7 @@ stage 'ruff check' "$bin/ruff" check .
 stage 'ruff format' "$bin/ruff" format --check .
 stage mypy "$bin/mypy" --strict runtime
 many=(-n 3 --dist worksteal) # most tests wait for processes more than they compute
+[ "$how" = quick ] || "$bin/python" -m tests.rewritten # once, not in each of the three processes
 case $how in
     quick)
         stage 'the core' "$bin/python" -m pytest -q -n 2 tests/core

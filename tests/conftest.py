@@ -77,7 +77,7 @@ class FailuresAtOnce:
 
 
 class CrashesExplained:
-    """With several processes: how a crashed one ended, and where it was (faulthandler).
+    """With several test processes: report the exit status of a crashed one, and its stacks (faulthandler).
 
     pytest itself prints that in the middle of other output, without the exit status.
     """

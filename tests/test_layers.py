@@ -42,8 +42,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "net": ("core", "net", "scheduler_hosts"),
     "account": ("core", "store", "account"),
     "service": ("spelling", "core", "scheduler_hosts", "store", "net", "config", "account", "service"),
-    # Of the core only its types and predicates: the scheduler's process and the agent take decisions; the state of a
-    # work queue changes wherever it is used.
+    # From the core, training uses only types and predicates, since the scheduler and the agent decide; the state of a
+    # work queue is the exception.
     "training": (
         *(
             "core.agent.agent_events",
@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *(
             "core.causes.restarts",
             "core.causes.table",
-            "core.ends",
+            "core.end_kinds",
             "core.hangs",
             "core.replacement_names",
             "core.messages",
@@ -83,7 +83,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("account", "config", "hosts", "launcher", "option_types", "store"),
     ),
     "commands": (
-        *("core.causes.escalation", "core.causes.table", "core.ends", "core.hangs", "core.replacement_names"),
+        *("core.causes.escalation", "core.causes.table", "core.end_kinds", "core.hangs", "core.replacement_names"),
         *("service.cause_file", "service.job_journal", "service.log", "service.scheduler_address", "service.stacks"),
         "service.status",
         *("account", "commands", "config", "exit_codes", "hosts", "launcher", "net", "option_types"),
@@ -111,7 +111,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "horovod": ("training",),
     "ray": ("config", "hosts", "store", "training"),
     "torchx": (),
-    # Of the launcher: torchrun's agents keep their job's scheduler running.
+    # The one part of the launcher with which torchrun's agents keep their job's scheduler running.
     "integrations": ("launcher.kept_scheduler", "training"),
     "__main__": ("__version__", "commands", "config", "dashboard", "net", "service", "spelling", "store"),
 }
@@ -135,7 +135,7 @@ PURE = {
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "core": (
-        ("ends", "hangs", "replacement_names", "values"),
+        ("end_kinds", "hangs", "replacement_names", "values"),
         ("point",),
         ("reports",),
         ("messages",),
@@ -145,7 +145,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("membership",),
         ("watch",),
         ("rounds",),
-        ("ending", "joint_stop"),
+        ("job_end", "joint_stop"),
         ("scheduler",),
     ),
     "training": (

@@ -22,7 +22,7 @@ from samebits.account.event_log import events_in, line_of
 from samebits.account.events import EventKind, JobEvent
 from samebits.core import messages, records
 from samebits.core.causes.kinds import Observation
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import Credential, Leave, Process, ProcessEnded, Register, ReportEnvelope
 from samebits.core.point import Point
 from samebits.core.reports import LastWords

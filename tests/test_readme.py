@@ -9,10 +9,9 @@ from __future__ import annotations
 import configparser
 import contextlib
 import importlib.util
+import json
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -26,7 +25,7 @@ from samebits.errors import SameBitsError
 from samebits.exit_codes import EXIT_CODES, codes_to_give_up_at, exit_code_table, exit_code_table_zh
 from scripts import api_pages
 from tests.system.job import Job
-from tests.system.processes import Command, WarmStarter, environment_of_tests
+from tests.system.processes import Command, WarmStarter, environment_of_tests, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 README, INDEX, TUTORIAL = "README.md", "docs/index.md", "docs/tutorials/recoverable-script.md"
@@ -215,12 +214,15 @@ def commands_of(*pages: str) -> list[list[str]]:
     return [command.split() for line in typed for command in COMMAND.findall(line)]
 
 
-def help_of(starter: WarmStarter, log: Path, module: str, *words: str) -> str:
-    """Return the command's own help on its options."""
-    command = Command(None, (*words, "--help"), environment_of_tests(), ROOT, log, module=module)
-    status = starter.start(command).wait()
-    assert status == 0, f"{module}: {log.read_text()}"
-    return log.read_text()
+def helps_of(starter: WarmStarter, log: Path, commands: Sequence[str]) -> dict[str, str]:
+    """Return the own help of each command, which must do nothing else."""
+    command = Command(ROOT / "tests" / "helps.py", tuple(commands), environment_of_tests(), ROOT, log)
+    assert starter.start(command).wait() == 0, log.read_text()
+    helps: dict[str, str] = json.loads(log.read_text().splitlines()[-1])
+    for name, usage in helps.items():
+        assert usage.lstrip().lower().startswith("usage"), (name, usage)
+        assert not usage.splitlines()[-1].startswith("{"), f"{name} ran and printed its figures: {usage}"
+    return helps
 
 
 def test_every_command_exists_and_knows_its_shown_options(warm: WarmStarter, tmp_path: Path) -> None:
@@ -234,18 +236,17 @@ def test_every_command_exists_and_knows_its_shown_options(warm: WarmStarter, tmp
         own = rest[: rest.index(before_script[0])] if before_script else rest
         shown.setdefault(command, set()).update(word for word in own if word.startswith("--"))
     known = {entry.name for entry in SUBCOMMANDS}
-    for command, options in sorted(shown.items()):
-        if command[0] == "bash":
-            usage = (ROOT / command[1]).read_text(encoding="utf-8")
-        elif command[0] == "samebits":
-            assert command[1] in known, command
-            usage = help_of(warm, tmp_path / command[1], "samebits", command[1]) if options else ""
-        else:
-            assert importlib.util.find_spec(command[2]) is not None, command
-            usage = help_of(warm, tmp_path / command[2], command[2]) if command[2] != "samebits" else ""
-        assert [option for option in sorted(options) if option not in usage] == [], command
-    assert {"run.sh", "recover.sh", "test.sh"} <= {Path(command[1]).name for command in shown}
+    scripts = {command for command in shown if command[0] == "bash"}
+    modules = {command: command[2] for command in shown if command[1] == "-m" and command[2] != "samebits"}
+    ours = {command: " ".join(command) for command, options in shown.items() if command[0] == "samebits" and options}
+    assert [module for module in modules.values() if importlib.util.find_spec(module) is None] == []
     assert known == {command[1] for command in shown if command[0] == "samebits"}
+    helps = helps_of(warm, tmp_path / "helps", sorted({*modules.values(), *ours.values()}))
+    usages = {command: helps[asked] for command, asked in (modules | ours).items()}
+    usages |= {command: (ROOT / command[1]).read_text(encoding="utf-8") for command in scripts}
+    for command, usage in usages.items():
+        assert [option for option in sorted(shown[command]) if option not in usage] == [], command
+    assert {"run.sh", "recover.sh", "test.sh"} <= {Path(command[1]).name for command in scripts}
 
 
 def headings_of(*pages: str) -> list[tuple[int, str]]:
@@ -414,23 +415,16 @@ def result_of(job: Job, *ranks: int, but: tuple[int, ...] = ()) -> str:
 
 
 @pytest.mark.system
-def test_readmes_script_trains_to_its_end(tmp_path: Path) -> None:
+def test_readmes_script_trains_to_its_end(tmp_path: Path, warm: WarmStarter) -> None:
     """Run it as a job of one process; the job of several is the tutorial's, whose script prints its weights."""
     (script,) = blocks_of(README, language="python")
     assert script == blocks_of(chinese(README), language="python")[0] and script.count("3000") == 2
     (tmp_path / "train.py").write_text(script.replace("3000", "30"), encoding="utf-8")
-    for words, said in [(["train.py"], ""), (["-m", "samebits", "status"], "finished · step 30 ")]:
-        done = subprocess.run(
-            [sys.executable, *words],
-            cwd=tmp_path,
-            env=environment_of_tests(),
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert said in done.stdout
+    log, elsewhere = tmp_path / "log", {"SCHED_PORT": str(free_port())}  # else a job beside this test may answer
+    for train, words, more in [(tmp_path / "train.py", (), {}), (None, ("status",), elsewhere)]:
+        command = Command(train, words, environment_of_tests() | more, tmp_path, log)
+        assert warm.start(command).wait() == 0, log.read_text()
+    assert "finished · step 30 " in log.read_text()
 
 
 def undisturbed_recipe(folder: Path, warm: WarmStarter) -> str:

@@ -1,4 +1,4 @@
-"""Numbers in files: an integer of 400 digits or a NaN is refused where it is read, before any sum."""
+"""Numbers in files: reading refuses an integer of 400 digits and a NaN, before any sum."""
 
 from __future__ import annotations
 

@@ -204,12 +204,11 @@ def _plain(arguments: Arguments) -> int:
     return plain.main(arguments[1:])
 
 
-def _in(module: str, function: str = "main") -> Callable[[Arguments], int]:
+def _in(module: str) -> Callable[[Arguments], int]:
     """Return a subcommand whose module is imported when it is called."""
 
     def run(arguments: Arguments) -> int:
-        called = getattr(importlib.import_module(f"samebits.{module}"), function)
-        return int(called(arguments))
+        return int(importlib.import_module(f"samebits.{module}").main(arguments))
 
     return run
 

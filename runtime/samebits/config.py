@@ -567,10 +567,10 @@ def environment_of_job(told: Mapping[str, str], environ: Mapping[str, str] = os.
     return {**kept, **told}
 
 
-def inherited_sockets(environ: Mapping[str, str] = os.environ) -> range:
+def inherited_sockets() -> range:
     """Return the descriptors of listening sockets inherited from the parent, as in sd_listen_fds(3)."""
-    count = environ.get("LISTEN_FDS", "")
-    is_ours = environ.get("LISTEN_PID") == str(os.getpid()) and re.fullmatch("[0-9]{1,2}", count)
+    count = os.environ.get("LISTEN_FDS", "")
+    is_ours = os.environ.get("LISTEN_PID") == str(os.getpid()) and re.fullmatch("[0-9]{1,2}", count)
     return range(FIRST_INHERITED, FIRST_INHERITED + int(count)) if is_ours else range(0)
 
 
@@ -598,9 +598,9 @@ def is_shell_name(name: str) -> bool:
     return name.isascii() and name.isidentifier()
 
 
-def whole_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def whole_environment() -> dict[str, str]:
     """Return the whole environment, for a child process."""
-    return dict(environ)
+    return dict(os.environ)
 
 
 def secret_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -610,17 +610,17 @@ def secret_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
     return {name: environ[name] for name in names if environ.get(name)}
 
 
-def etcd_access(environ: Mapping[str, str] = os.environ) -> EtcdAccess:
+def etcd_access() -> EtcdAccess:
     """Return how a client is admitted to an etcd, as etcdctl's own variables say."""
-    authority, certificate, key = (Path(text) if (text := environ.get(name)) else None for name in ETCD_FILES)
-    user, colon, password = environ.get("ETCDCTL_USER", "").partition(":")
-    return EtcdAccess(authority, certificate, key, user, password if colon else environ.get("ETCDCTL_PASSWORD", ""))
+    authority, certificate, key = (Path(text) if (text := os.environ.get(name)) else None for name in ETCD_FILES)
+    user, colon, password = os.environ.get("ETCDCTL_USER", "").partition(":")
+    return EtcdAccess(authority, certificate, key, user, password if colon else os.environ.get("ETCDCTL_PASSWORD", ""))
 
 
-def replace_environment(wanted: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> None:
+def replace_environment(wanted: Mapping[str, str]) -> None:
     """Replace the environment of this process, a fork, by the one that its parent requested."""
-    environ.clear()
-    environ.update(wanted)
+    os.environ.clear()
+    os.environ.update(wanted)
 
 
 _OF_HCCL = ("TORCH_HCCL_ASYNC_ERROR_HANDLING", "HCCL_ASYNC_ERROR_HANDLING")
@@ -677,9 +677,9 @@ def leave_failures_to_us(environ: MutableMapping[str, str] = os.environ) -> list
     return broken
 
 
-def wants_nccl2(environ: Mapping[str, str] = os.environ) -> bool | None:
+def wants_nccl2() -> bool | None:
     """Return the user's choice between torch's two NCCL backends; None if there is none."""
-    return None if _USE_NCCL2 not in environ else environ[_USE_NCCL2] != "0"
+    return None if _USE_NCCL2 not in os.environ else os.environ[_USE_NCCL2] != "0"
 
 
 def default_to_one_thread(environ: MutableMapping[str, str] = os.environ) -> bool:
@@ -690,36 +690,36 @@ def default_to_one_thread(environ: MutableMapping[str, str] = os.environ) -> boo
     return True
 
 
-def keep_compiled_in(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
+def keep_compiled_in(folder: Path) -> None:
     """Make torch.compile, inductor and triton cache in ``folder``, unless the user has set a folder."""
-    environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
 
-def keep_operators_in(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
+def keep_operators_in(folder: Path) -> None:
     """Make CANN cache the operators that it compiles in ``folder``, unless the user has set a folder.
 
     CANN must not remove any itself (-1), so that nodes sharing the folder do not contend for it. The parent folder is
     pruned when a job starts (``store.compile_cache``).
     """
-    environ.setdefault("ASCEND_CACHE_PATH", str(folder))
-    environ.setdefault("ASCEND_MAX_OP_CACHE_SIZE", "-1")
+    os.environ.setdefault("ASCEND_CACHE_PATH", str(folder))
+    os.environ.setdefault("ASCEND_MAX_OP_CACHE_SIZE", "-1")
 
 
-def visible_devices(device_type: str, environ: Mapping[str, str] = os.environ) -> str | None:
+def visible_devices(device_type: str) -> str | None:
     """Return which devices of a type are visible to this process; None: all."""
-    return environ.get({"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}.get(device_type, ""))
+    return os.environ.get({"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}.get(device_type, ""))
 
 
-def take_start_folder(environ: MutableMapping[str, str] = os.environ) -> Path | None:
+def take_start_folder() -> Path | None:
     """Return and unset the folder in which a launcher started this process, so that children do not inherit it."""
-    folder = environ.pop(START_FOLDER, "")
+    folder = os.environ.pop(START_FOLDER, "")
     return Path(folder) if folder else None
 
 
-def mark_worker(environ: MutableMapping[str, str] = os.environ) -> None:
+def mark_worker() -> None:
     """Mark the environment with this worker's pid, which the processes that it starts inherit."""
-    environ[_WORKER_PID] = str(os.getpid())
+    os.environ[_WORKER_PID] = str(os.getpid())
 
 
 # --- torchrun ---------------------------------------------------------------------------------------------------------
@@ -767,23 +767,23 @@ def environment_of_seat(told: Mapping[str, str], environ: Mapping[str, str] = os
     return environment
 
 
-def scheduler_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def scheduler_environment() -> dict[str, str]:
     """Return the environment of a scheduler that a process of its job starts, without that process's own variables."""
     of_the_process = (*("ROLE", "NODE_ID", "JOB_ID", "PROBE_FILE"), _AGENT, _AGENT_SCHEDULER, _ERROR_FILE)
-    kept = {name: text for name, text in environ.items() if name.removeprefix(PREFIX) not in of_the_process}
+    kept = {name: text for name, text in os.environ.items() if name.removeprefix(PREFIX) not in of_the_process}
     return {**kept, "ROLE": "scheduler"}
 
 
-def torchrun_store(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
+def torchrun_store() -> tuple[str, int] | None:
     """Return the address of the store that torchrun's agent serves while it lives; None if it serves none."""
-    if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
-    return environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
 
-def torchrun_error_file(environ: Mapping[str, str] = os.environ) -> Path | None:
+def torchrun_error_file() -> Path | None:
     """Return the file from which torchrun reads the error of this rank, or None."""
-    path = environ.get(_ERROR_FILE)
+    path = os.environ.get(_ERROR_FILE)
     return Path(path) if path else None
 
 
@@ -798,9 +798,9 @@ def offer_scheduler(host: str, port: int, environ: MutableMapping[str, str] = os
     environ[_AGENT_SCHEDULER] = f"{host} {port}" if host else ""
 
 
-def parent_worker(parents: Collection[int], environ: Mapping[str, str] = os.environ) -> int | None:
+def parent_worker(parents: Collection[int]) -> int | None:
     """Return the pid of the worker that started this process, if it is among ``parents``."""
-    marked = environ.get(_WORKER_PID, "")
+    marked = os.environ.get(_WORKER_PID, "")
     return int(marked) if marked.isdecimal() and int(marked) in parents else None
 
 
@@ -816,10 +816,10 @@ def publish_place(
         environ[name] = str(value)
 
 
-def withdraw_place(environ: MutableMapping[str, str] = os.environ) -> None:
+def withdraw_place() -> None:
     """Unset the variables of ``publish_place``: a spare has no rank, and a script must not see one."""
     for name in _PLACE:
-        environ.pop(name, None)
+        os.environ.pop(name, None)
 
 
 def publish(

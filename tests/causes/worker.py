@@ -1,4 +1,4 @@
-"""A worker that trains until it is told to fail, and then fails in a given way in a known line.
+"""A worker that trains until a test orders it to fail, and then fails in the ordered way in a known line.
 
 The order is a file in the job's folder, named after the worker's place, with the way and the step from which it is due,
 so that several can fail at one step; it is consumed once. Signals from outside need no order.

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from samebits.service.copies.buddy import CopyListener, brief_of
-from samebits.service.copies.writer_process import Copies
+from samebits.service.copies.copying_writer import Copies
 from samebits.store.checkpoint import MemoryRoom
 from samebits.store.process_identity import ProcessIdentity
 from tests.checkpoint_kills.victim import JOB, SLOT

@@ -159,7 +159,7 @@ def test_worker_cut_off_from_the_scheduler_returns(
 def test_workers_cut_off_from_each_other_but_not_from_the_scheduler(
     ways: str, new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
-    """No worker may be lost: the collective resumes where it was, since TCP retransmits."""
+    """No worker may be lost: TCP retransmits, so the interrupted collective continues."""
     job = new_hosts_job(*TRAINED, settings=QUICK)
     job.start()
     job.wait_for_step(MIDDLE)

@@ -14,13 +14,13 @@ from samebits import config
 from samebits.__main__ import main
 from samebits.commands import clean
 from samebits.core import records
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.launcher.job_spec import JobSpec, keep
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import MemoryRoom
 from samebits.store.journal import Journal
 from samebits.store.lock import DirectoryLock
-from samebits.store.process_identity import ProcessIdentity, write_pid_file
+from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.shell_job import free_port
 from tests.store.points import JOB, save
 from tests.store.slots import fill_and_hash
@@ -153,7 +153,7 @@ def test_nothing_is_removed_while_a_process_of_the_job_lives(
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as worker:
         identity = ProcessIdentity.of(worker.pid)
         assert identity is not None
-        write_pid_file(here / "device" / "worker_1.pid", identity)
+        (here / "device" / "worker_1.pid").write_text(identity.to_line())
         assert main(["clean", "--yes"]) == 73
         assert f"worker 1 (pid {worker.pid})" in capsys.readouterr().err
         worker.kill()

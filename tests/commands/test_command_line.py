@@ -30,7 +30,7 @@ from samebits.commands.run import prepare
 from samebits.commands.run.options import parse
 from samebits.commands.scale import view_of
 from samebits.core import records
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import Process, RoundId
 from samebits.core.point import Point
 from samebits.errors import SameBitsError, UsageError
@@ -38,7 +38,7 @@ from samebits.launcher import job_spec
 from samebits.service.status import stored_view
 from samebits.store.journal import Journal
 from samebits.store.owner import claim_folder
-from samebits.store.process_identity import ProcessIdentity, host_id, write_pid_file
+from samebits.store.process_identity import ProcessIdentity, host_id
 from samebits.store.text_log import EventLog
 from tests.launcher.views import JOB
 from tests.store.disk_faults import closed
@@ -331,7 +331,7 @@ def test_end_of_the_last_term_does_not_apply_to_an_earlier_one(tmp_path: Path) -
 
 
 def write_elastic_journal(folder: Path) -> None:
-    """Of four workers, 1 was replaced by a spare, 2 was given up, 4 is about to join; another spare is lost."""
+    """Write a journal of four workers: a spare replaced 1, 2 was given up, 4 is about to join; a spare is lost."""
     process = Process(HERE, 2**22 + 9, 5, "cpu")
     members = (("0", 1), ("6", 1), ("3", 1))
     settings = (("WORKER_NUM", "4"), ("MIN_WORKER_NUM", "2"), ("MAX_WORKER_NUM", "6"), ("SPARE_NUM", "2"))
@@ -419,7 +419,8 @@ def test_start_removes_the_pid_files_of_dead_workers(scheduler_role: Path, capsy
     log_dir = scheduler_role / "device"
     log_dir.mkdir(mode=0o700)
     me = ProcessIdentity.current()
-    write_pid_file(log_dir / "worker_1.1.pid", replace(me, started_at=me.started_at - 1))  # its pid has been reused
+    pid_was_reused = replace(me, started_at=me.started_at - 1)
+    (log_dir / "worker_1.1.pid").write_text(pid_was_reused.to_line())
     assert prepare_here(capsys) == (0, "")
     assert not list(log_dir.glob("worker_*.pid"))
 
@@ -501,7 +502,7 @@ def test_log_folder_with_running_processes_names_both_jobs(
 ) -> None:
     monkeypatch.setenv("JOB_NAME", "first")
     assert prepare_here(capsys)[0] == 0
-    write_pid_file(scheduler_role / "device" / "worker_0.pid", ProcessIdentity.current())
+    (scheduler_role / "device" / "worker_0.pid").write_text(ProcessIdentity.current().to_line())
     monkeypatch.setenv("JOB_NAME", "second")
     monkeypatch.setenv("RECOVERY_PATH", "other")
     status, text = prepare_here(capsys, "--fresh")

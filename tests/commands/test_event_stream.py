@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from samebits.account.event_log import line_of
 from samebits.account.events import EventKind, JobEvent
 from samebits.account.history import EventStream
-from samebits.account.spans import spans_of
+from samebits.account.spans import Spans
 from samebits.commands import otel
 from samebits.commands.history import main as history_main
 from samebits.errors import UsageError
@@ -126,7 +126,8 @@ def test_followed_history_is_one_object_per_line(folder: Path, capsys: pytest.Ca
 def test_spans_have_their_own_times_and_children(folder: Path) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    otel.send(spans_of(EventStream(folder / "recovery").new()), provider)
+    fold = Spans()
+    otel.send([span for event in EventStream(folder / "recovery").new() for span in fold.add(event)], provider)
     found = {span.name: span for span in exporter.get_finished_spans()}
     recover, decide = found["recover"], found["recover.decide"]
     assert recover.context is not None and decide.parent is not None and recover.attributes is not None

@@ -164,7 +164,7 @@ ALLOWED: list[tuple[str, StartConditions, bool, list[Move]]] = [
     ),
     ("another job's checkpoints, fresh", found(checkpoint_jobs=frozenset({OTHER})), True, [Move(CHECKPOINTS, OTHER)]),
     (
-        "a move that was cut short goes on",
+        "an interrupted move is finished",
         found(checkpoint_jobs=frozenset({JOB}), past_jobs=frozenset({JOB})),
         False,
         [Move(CHECKPOINTS, JOB)],

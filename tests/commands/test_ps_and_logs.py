@@ -14,7 +14,7 @@ from samebits.__main__ import main
 from samebits.commands import logs
 from samebits.commands.ps import rows_of
 from samebits.launcher.worker_logs import LogLines
-from samebits.store.process_identity import ProcessIdentity, write_pid_file
+from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.views import process, view, worker
 
 
@@ -51,7 +51,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_ps_lists_the_processes_started_here(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_pid_file(here / "worker_1.pid", ProcessIdentity.current())
+    (here / "worker_1.pid").write_text(ProcessIdentity.current().to_line())
     assert main(["ps"]) == 0
     head, row = capsys.readouterr().out.splitlines()
     assert head.split() == ["node", "slot", "role", "pid", "state"]

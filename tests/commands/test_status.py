@@ -13,7 +13,7 @@ from samebits.account.events import EventKind, JobEvent
 from samebits.account.history import line
 from samebits.account.job_view import JOURNAL, Interruption, PresenceState
 from samebits.commands.status import find, main, table
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.dashboard.watching import _job
 from samebits.launcher.exit_report import JobOutcome
 from samebits.service import status

@@ -157,7 +157,7 @@ class Stage:
     def _down(self, send: Send) -> None:
         worker = self._workers.get(send.session)
         reaches = worker is not None and worker.is_alive and worker.is_connected
-        lost = "" if reaches else " (nobody is there)"
+        lost = "" if reaches else " (not delivered)"
         wire = f"s->{send.session}"
         held = " (held)" if wire in self._held else ""
         self._trace.add(self._now, "down", send.session, order_line(send.message) + lost + held)

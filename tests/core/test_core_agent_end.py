@@ -18,7 +18,7 @@ from samebits.core.agent.agent_events import (
     Passed,
     Seated,
 )
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import Activity, EndJob, Fenced, Finished, Heartbeat, Leave, ReportEnvelope, RoundId
 from samebits.core.point import Point
 from samebits.core.reports import LastWords

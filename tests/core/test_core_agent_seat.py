@@ -19,7 +19,7 @@ from samebits.core.agent.agent_events import (
     ToldToWait,
     Trains,
 )
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import (
     PROTOCOL,
     Activity,

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from samebits.core.agent.agent_events import EnterAgain, Entered, Failed, FoundEqual, Trains
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.ledger import MOST_GENERATIONS, Trust, Witnesses
 from samebits.core.messages import (
     SCHEMA,

@@ -6,7 +6,7 @@ import pytest
 
 from samebits.core.agent.agent_events import CommittedByAll, Disconnected, Observed
 from samebits.core.agent.agent_events import Connected as Reconnected
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import CommittedPoint, ReportEnvelope, RoundOpened
 from samebits.core.point import Point
 from samebits.core.records import PointCommitted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.membership.rebuild import UNHEARD_GENERATIONS
 from samebits.core.messages import (
     Activity,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import Activity, EndJob, Finished, ProcessEnded, Restarting, RoundOpened, StopJob
 from samebits.core.point import Point
 from samebits.core.ready import JobEnded

@@ -6,7 +6,7 @@ import pytest
 
 from samebits.core.agent.agent_events import Connected as Reconnected
 from samebits.core.agent.agent_events import Disconnected, MustEnd, Observed
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import Activity, EndJob, Explain, Heartbeat, ReportEnvelope
 from samebits.core.point import Point
 from samebits.core.records import JobInterrupted, PointCommitted, TrainingFinished

@@ -15,7 +15,7 @@ from samebits.core.agent.agent_events import (
     Trains,
 )
 from samebits.core.agent.failover import TryNextAddress
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import (
     Activity,
     Admitted,

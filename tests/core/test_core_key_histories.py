@@ -122,14 +122,14 @@ class _FloorTooHigh(KeyCalls):
 
 
 MUTANTS = {
-    "a change is done as often as it is said": Build(store=_DoesTwice, reads=lambda _, term: _DoesTwice(term)),
+    "a repeated call changes the key again": Build(store=_DoesTwice, reads=lambda _, term: _DoesTwice(term)),
     "a late repeat does what was not done": Build(store=_ForgetsThatNothingWasDone),
     "a call to an earlier scheduler counts": Build(reads=_hears_late_calls),
     "answers are not read back": Build(reads=_reads_no_answers),
     "it speaks before it saves": Build(speaks_first=True),
     "an answer of an earlier scheduler counts": Build(takes_old_answers=True),
     "a durable key becomes volatile again": Build(store=_NotDurableAgain, reads=_not_durable_again),
-    "versions begin anew with the scheduler": Build(reads=_counts_anew),
+    "versions restart with the scheduler": Build(reads=_counts_anew),
     "a caller lets go of answers that it lacks": Build(calls=_FloorTooHigh),
 }
 

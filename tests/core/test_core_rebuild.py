@@ -1,4 +1,4 @@
-"""A lost journal rebuilt from living workers: which reports count, and what the other workers are told."""
+"""A lost journal rebuilt from living workers: which reports count, and the messages to the other workers."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_steps_of_unreported_members_are_abandoned_and_numbers_not_reused() -> N
     for slot in (0, 1, 3):
         report(house, slot)
     house.tick(5.1)
-    assert house.core.state.generation_number == 3, "it resumes where it was"
+    assert house.core.state.generation_number == 3, "the newest reported generation counts"
     assert JobState.replay(house.core.state.snapshot()).next_generation == 4 + UNHEARD_GENERATIONS
     report(house, 2)
     assert house.invited(), "the count of RESET_LIMIT starts over"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.membership.replacements import TOKEN_BYTES, proof_of
 from samebits.core.messages import Activity, Fenced, Refusal
 from samebits.core.point import Point

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from samebits.account.events import EventKind, JobEvent
-from samebits.account.spans import Spans, spans_of
+from samebits.account.spans import Span, Spans
 from tests.core.test_core_goodput import KILL, START, drawn, event
 
 JOB = [JobEvent(EventKind.JOB, 100, text="train.py", more={"job": "job-1"})]
@@ -17,6 +18,11 @@ BEGUN = [
     event(EventKind.GENERATION, 104, members=2, last="1"),
     *START[2:],
 ]
+
+
+def spans_of(events: Sequence[JobEvent]) -> list[Span]:
+    fold = Spans()
+    return [span for one in events for span in fold.add(one)]
 
 
 def test_start_is_a_register_and_a_form_span() -> None:

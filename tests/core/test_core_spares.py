@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.ending import END_GRACE_S
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
+from samebits.core.job_end import END_GRACE_S
 from samebits.core.membership.rebuild import UNHEARD_TERMS
 from samebits.core.messages import (
     PROTOCOL,

@@ -98,7 +98,7 @@ def read(schema: Schema[Any], plain: object) -> Any:
     try:
         packed = msgpack.packb(plain, use_bin_type=True)
     except (OverflowError, ValueError, UnicodeEncodeError):
-        raise ProtocolError("nobody can write that") from None
+        raise ProtocolError("not encodable as msgpack") from None
     return schema.unpack(packed)
 
 

@@ -103,7 +103,7 @@ MUTANTS = {
     "takes a step that is not synced": Mutant(step_log, "os", _OsThatNeverSyncs(), "steps logged", "killed after"),
     "never syncs a folder": Mutant(durable, "fsync_dir", lambda directory: None, "claim", "killed after"),
     "renames before the bytes are synced": Mutant(
-        durable, "write_temporary", _unsynced(durable.write_temporary), "pid file", "killed after"
+        durable, "write_temporary", _unsynced(durable.write_temporary), "file replaced", "killed after"
     ),
     "saves a point whose manifest is not synced": Mutant(
         durable, "write_file", _unsynced(durable.write_file), "points saved", "killed after"
@@ -111,7 +111,7 @@ MUTANTS = {
     "takes the old claim away before it has its own": Mutant(
         TermClaim, "_create", _remove_then_create, "journal under a claim", "killed before"
     ),
-    "writes in place": Mutant(durable, "write_file_atomically", _write_in_place, "pid file", "killed within"),
+    "writes in place": Mutant(durable, "write_file_atomically", _write_in_place, "file replaced", "killed within"),
     "writes in place, and the disk is full": Mutant(
         durable, "write_file_atomically", _write_in_place, "start kept", "ENOSPC"
     ),
@@ -133,7 +133,7 @@ MUTANTS = {
     ),
     "deletes a damaged point": Mutant(folder, "move_damaged_aside", shutil.rmtree, "point saved again", "killed after"),
     "tells the last failure, not the first": Mutant(
-        durable, "removed_on_failure", _remove_and_complain, "pid file", "remounted"
+        durable, "removed_on_failure", _remove_and_complain, "file replaced", "remounted"
     ),
     "has no fix": Mutant(durable, "_FIXES", {}, "journal compacted", "ENOSPC"),
     "lets the bare error through": Mutant(durable, "disk_errors", _bare_errors, "claim", "EIO"),

@@ -18,7 +18,6 @@ from samebits.store.checkpoint import prune, rank_directory, scan, verify
 from samebits.store.journal import JOURNAL_FILE, Journal, read_journal
 from samebits.store.lock import HOLDER_FILE, LOCK_FILE, DirectoryLock
 from samebits.store.owner import claim_folder, make_claim_durable, read_owner
-from samebits.store.process_identity import ProcessIdentity, read_pid_file, write_pid_file
 from samebits.store.step_log import STEPS_FOLDER, StepLogWriter, read_step_log
 from samebits.store.step_record import LogHeader, StepRecord
 from samebits.store.term_claim import TermClaim, highest_claim
@@ -203,11 +202,11 @@ def _owner(folder: Path) -> object:
     return next((owner.job for owner in found.values() if owner is not None), None)
 
 
-OLD, NEW = ProcessIdentity(11, 1111), ProcessIdentity(22, 222222)
+OLD, NEW = b"an old note", b"a newer, longer note"
 
 
-def _write_pid(folder: Path, promise: Promise) -> None:
-    write_pid_file(folder / "worker-0.pid", NEW)
+def _replace_note(folder: Path, promise: Promise) -> None:
+    durable.write_file_atomically(folder / "note", NEW)
     promise(1)
 
 
@@ -387,12 +386,12 @@ SCENARIOS = {
     ),
     "claim": Scenario(_nothing, _claim, _owner, (None, "a job"), _changed_beyond()),
     "claim of a rank": Scenario(_nothing, _claim_quickly, _owner, (None, "a job", "saved"), _changed_beyond()),
-    "pid file": Scenario(
-        lambda folder: write_pid_file(folder / "worker-0.pid", OLD),
-        _write_pid,
-        lambda folder: read_pid_file(folder / "worker-0.pid"),
+    "file replaced": Scenario(
+        lambda folder: durable.write_file_atomically(folder / "note", OLD),
+        _replace_note,
+        lambda folder: (folder / "note").read_bytes(),
         (OLD, NEW),
-        _changed_beyond("worker-0.pid"),
+        _changed_beyond("note"),
     ),
     "start kept": Scenario(
         _start("old.py"), _keep_start, _kept_script, ("old.py", "new.py"), _changed_beyond("logs/start.json")

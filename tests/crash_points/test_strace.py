@@ -14,7 +14,7 @@ from tests.crash_points.strace import FAULTS, Tracer, refusal
 def test_kernel_calls_leave_the_old_or_the_new_state(repository: Path, tmp_path: Path, fault: str) -> None:
     if (why := refusal()) is not None:
         pytest.skip(f"{why}; test_crash_points fails and kills the same calls without it")
-    tracer = Tracer(repository, tmp_path / "point", "pid file")
+    tracer = Tracer(repository, tmp_path / "point", "file replaced")
     assert {point.name for point in tracer.points()} >= {"openat", "write", "fsync", "rename"}
     found = list(tracer.violations(fault))
     assert found == [], "\n".join(map(str, found))

@@ -28,7 +28,7 @@ from samebits.dashboard.web_app import Pages, app_of
 from samebits.errors import UsageError
 from samebits.net.curve import derive_keys
 from samebits.store import text_log
-from samebits.store.process_identity import ProcessIdentity, write_pid_file
+from samebits.store.process_identity import ProcessIdentity
 
 HOST = "http://127.0.0.1:8265"
 TOKEN = "t0ken"
@@ -61,7 +61,7 @@ def worker(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     started = subprocess.Popen(
         [sys.executable, "-S", "-c", "import time\nwhile True: time.sleep(9)"], start_new_session=True
     )
-    write_pid_file(settings.log_dir / "worker_1.pid", ProcessIdentity.of_child(started.pid))
+    (settings.log_dir / "worker_1.pid").write_text(ProcessIdentity.of_child(started.pid).to_line())
     yield started
     started.kill()
     started.wait()
@@ -218,7 +218,7 @@ def test_no_other_process_is_hit(
 
 def test_reused_pid_is_left_alone(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
     known = ProcessIdentity.of_child(worker.pid)
-    write_pid_file(settings.log_dir / "worker_1.pid", replace(known, started_at=known.started_at - 1))
+    (settings.log_dir / "worker_1.pid").write_text(replace(known, started_at=known.started_at - 1).to_line())
     with pytest.raises(UsageError, match="does not run on this machine"):
         act(settings, Deed.KILL, "1", "a test")
     assert worker.poll() is None

@@ -21,7 +21,7 @@ from samebits.account.events import EventKind
 from samebits.config import Settings
 from samebits.dashboard.report import html_of_folder
 from samebits.launcher.processes import name_of
-from samebits.store.process_identity import ProcessIdentity, write_pid_file
+from samebits.store.process_identity import ProcessIdentity
 from tests.dashboard.conftest import environment_of, told
 from tests.launcher.shell_job import UNTIL_TOLD, ShellJob, free_port
 
@@ -309,7 +309,7 @@ def worker(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     started = subprocess.Popen(
         [sys.executable, "-S", "-c", "import time\nwhile True: time.sleep(9)"], start_new_session=True
     )
-    write_pid_file(settings.log_dir / "worker_1.pid", ProcessIdentity.of_child(started.pid))
+    (settings.log_dir / "worker_1.pid").write_text(ProcessIdentity.of_child(started.pid).to_line())
     yield started
     started.kill()
     started.wait()

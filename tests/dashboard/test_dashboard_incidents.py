@@ -22,7 +22,7 @@ from samebits.account.event_log import line_of
 from samebits.account.events import EventKind, JobEvent
 from samebits.account.job_view import JobView, PresenceState, Stall, WorkerView
 from samebits.config import Settings
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import Process
 from samebits.dashboard.command import server_of
 from samebits.dashboard.connections import Connections

@@ -37,7 +37,7 @@ PART_SHARE = 1 / 3
 PAIR_SHARE = PART_SHARE / 2
 """Likewise, for one of two attempts to connect two ranks."""
 SHOWN_LINES = 6
-"""Of each log of a check that was cut off."""
+"""How many last lines of each log are shown if a check exceeds its time."""
 
 
 class TimeIsUpError(BaseException):
@@ -138,7 +138,7 @@ def _stopped(_number: int, _frame: FrameType | None) -> None:
 
 @dataclass(slots=True)
 class Outcome:
-    """What is reported at the end, as far as it is known.
+    """The result of a run of checks, as far as it is known; printed at the end.
 
     Attributes:
         here: the device; None until it was found.

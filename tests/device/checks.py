@@ -223,7 +223,7 @@ def kill(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
 
 
 def overhead(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
-    """What a commit after every step costs, without collectives."""
+    """Measure the cost of a commit after every step, without collectives."""
     name = "steps/s with a commit after each, against plain steps"
     told = _told(here, folder, FOLDER / "overhead.py", str(extent.rounds), COLLECTIVE_BACKEND="")
     if isinstance(told, str):

@@ -45,7 +45,7 @@ class Verdict:
 
 
 class Campaign(Protocol[Kill]):
-    """What the loop needs."""
+    """The methods that the loop of kills calls."""
 
     def draws(self, chance: random.Random) -> Iterator[Kill]:
         """Yield kills endlessly; equal seeds yield equal kills."""

@@ -29,7 +29,7 @@ from samebits.launcher.job_spec import JobSpec
 from samebits.launcher.processes import read_pid_files
 from samebits.launcher.spawning import Program, StartLock
 from samebits.launcher.supervising import Supervisor
-from samebits.store.process_identity import ProcessIdentity, write_pid_file
+from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.views import view, worker
 
 NOBODY = ProcessIdentity(1 << 22, 1)
@@ -56,7 +56,7 @@ class Folder:
         start = JobSpec(path, "/usr/bin/python3", "train.py", (), environment, nodes=("0", "1"))
         job_spec.keep(self.log_dir, replace(start, hosts={"0": "localhost", "1": "localhost"}))
         for node in "01":
-            write_pid_file(self.log_dir / f"worker_{node}.pid", ProcessIdentity.current())
+            (self.log_dir / f"worker_{node}.pid").write_text(ProcessIdentity.current().to_line())
         self.started: list[tuple[str, list[str]]] = []
         self.drivers: list[Discovery] = []
         self.view: JobView = changed(
@@ -124,7 +124,7 @@ def test_removed_host_is_drained_through_the_scheduler_until_it_is_gone(folder: 
     job_spec.keep(folder.log_dir, replace(folder.kept, nodes=("0", "2"), hosts={"0": "localhost", "2": "b", "1": "b"}))
     folder.view = changed(folder.view, workers=(worker(0), worker(1), worker(2)))
     for node in "12":
-        write_pid_file(folder.log_dir / f"worker_{node}.pid", ProcessIdentity.current())
+        (folder.log_dir / f"worker_{node}.pid").write_text(ProcessIdentity.current().to_line())
     folder.says("localhost:1\n")
     driver = folder.driver()
     turn = folder.until(driver, lambda turn: bool(turn.decisions))
@@ -133,7 +133,7 @@ def test_removed_host_is_drained_through_the_scheduler_until_it_is_gone(folder: 
     assert (folder.kept.nodes, set(folder.kept.hosts)) == (("0",), {"0", "1", "2"})
     assert driver.turn(folder.view, 1.0).decisions == []
     assert driver.turn(folder.view, 2.5).decisions[0].drain in [("1", "2"), ("2", "1")]
-    write_pid_file(folder.log_dir / "worker_2.pid", NOBODY)
+    (folder.log_dir / "worker_2.pid").write_text(NOBODY.to_line())
     driver.turn(folder.view, 3.0)
     assert set(folder.kept.hosts) == {"0", "1"} and not (folder.log_dir / "worker_2.pid").exists()
 
@@ -146,7 +146,7 @@ def test_local_worker_is_drained_by_one_signal(folder: Folder) -> None:
         (folder.path / "leads").touch()
         signal.pause()
     wait_until((folder.path / "leads").exists)
-    write_pid_file(folder.log_dir / "worker_1.pid", ProcessIdentity.of_child(child))
+    (folder.log_dir / "worker_1.pid").write_text(ProcessIdentity.of_child(child).to_line())
     folder.says("localhost:1\n")
     turn = folder.until(folder.driver(), lambda turn: bool(turn.decisions))
     assert turn.decisions[0].drain == (), "the scheduler need not ask"
@@ -215,7 +215,7 @@ def test_failed_start_moves_to_another_host_after_a_rest(folder: Folder) -> None
     folder.says("localhost:2\nb:1\nc:1\n")
     driver = folder.driver()
     folder.until(driver, lambda turn: len(turn.started) == 2)
-    write_pid_file(folder.log_dir / "worker_2.pid", NOBODY)
+    (folder.log_dir / "worker_2.pid").write_text(NOBODY.to_line())
     assert driver.takes("worker_2", folder.identity("worker_2"), LAUNCHER_FAILED, 1.0, has_joined=True)
     assert folder.kept.nodes == ("0", "1", "3") and "2" not in folder.kept.hosts
     turn = driver.turn(folder.view, 1.0)

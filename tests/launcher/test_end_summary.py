@@ -14,13 +14,13 @@ import pytest
 from samebits import config
 from samebits.account.event_log import line_of
 from samebits.account.events import EventKind, JobEvent
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.watch.audits import AuditResult, Follows, Known, Roles, sentence, why_it_ends
 from samebits.errors import UnequalError
 from samebits.launcher import job_spec
 from samebits.launcher.end_summary import _fix, say
 from samebits.launcher.exit_report import JobOutcome
-from samebits.launcher.following import Following, FollowResult
+from samebits.launcher.follower_decisions import Following, FollowResult
 from samebits.launcher.job_spec import JobSpec
 from samebits.launcher.progress_line import Screen
 from samebits.store.text_log import EventLog

@@ -121,7 +121,7 @@ def test_commands_in_the_folder_find_the_scheduler_and_a_second_start_says_what_
     place.keep()
     within(lambda: "this continues job" in place.said())
     (line,) = [line for line in place.said().splitlines() if "this continues job" in line]
-    assert f"mv {place.folder / 'recovery'} " in line, "how to start anew"
+    assert f"mv {place.folder / 'recovery'} " in line, "the line must show how to start a new job"
 
 
 def test_of_several_addresses_another_machine_takes_over_only_a_journal_of_its_job(place: Place) -> None:

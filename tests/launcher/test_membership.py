@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from samebits.account.job_view import JobView, PresenceState
-from samebits.launcher.following import changes
+from samebits.launcher.follower_decisions import changes
 from tests.launcher.views import view, worker
 
 LOST = PresenceState.LOST

@@ -27,7 +27,7 @@ from samebits.launcher.processes import (
     spoken,
     watch,
 )
-from samebits.store.process_identity import ProcessIdentity, write_pid_file
+from samebits.store.process_identity import ProcessIdentity
 
 WAIT_S = 30.0
 
@@ -57,9 +57,9 @@ def test_names() -> None:
 
 def test_pid_files_are_read_whether_or_not_their_process_lives(tmp_path: Path) -> None:
     mine = ProcessIdentity.current()
-    write_pid_file(tmp_path / "scheduler.pid", mine)
-    write_pid_file(tmp_path / "worker_1.pid", ProcessIdentity(1, 0))
-    write_pid_file(tmp_path / "worker_9.pid", mine)  # of an earlier, larger job
+    (tmp_path / "scheduler.pid").write_text(mine.to_line())
+    (tmp_path / "worker_1.pid").write_text(ProcessIdentity(1, 0).to_line())
+    (tmp_path / "worker_9.pid").write_text(mine.to_line())  # of an earlier, larger job
     found = read_pid_files(tmp_path, process_names("01"))
     assert found == {"scheduler": mine, "worker_1": ProcessIdentity(1, 0)}
     (tmp_path / "worker_0.pid").write_text("not a pid\n")

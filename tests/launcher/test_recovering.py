@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from samebits import config
 from samebits.account.job_view import JOURNAL, JobView, PresenceState, WorkerView
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.point import Point
 from samebits.errors import JobFailedError
 from samebits.launcher.recovering import RecoveryPlan, Remains, plan_recovery, verified_candidate
@@ -95,12 +95,12 @@ CASES = [
         start=("worker_1",),
     ),
     Case(
-        "left, as somebody who gave himself out for another worker's process",
+        "left, according to a process that pretended to be another worker",
         plan(view(workers=(worker(0), worker(1, LEFT, pid=102), worker(2))), dead=(101,)),
         start=("worker_1",),
     ),
     Case(
-        "lost, as somebody who gave himself out for a process without a pid file",
+        "lost, according to a process that pretended to be a worker without a pid file",
         plan(workers(ALIVE, LOST, ALIVE), worker_1=None),
         start=("worker_1",),
     ),
@@ -165,8 +165,8 @@ CASES = [
         "after training was finished it has nothing to come back for",
         plan(replace(TAKEN, training_finished=True), dead=(101,), nodes=FOUR, worker_3=103),
     ),
-    Case("who was removed is not missed", plan(workers(ALIVE, LEFT, ALIVE), dead=(101,), nodes=("0", "2"))),
-    Case("who was added is", plan(view(), nodes=FOUR), start=("worker_3",)),
+    Case("a removed worker is not started again", plan(workers(ALIVE, LEFT, ALIVE), dead=(101,), nodes=("0", "2"))),
+    Case("an added worker is started", plan(view(), nodes=FOUR), start=("worker_3",)),
     Case(
         "lost on another host: it comes back here, and nothing here is ended",
         plan(view(workers=(worker(0), worker(1, LOST, pid=500, host="there"), worker(2))), dead=(101,)),

@@ -20,7 +20,7 @@ from samebits.account.job_view import PresenceState
 from samebits.errors import SettingsError, StoreError
 from samebits.launcher.follower import naming_what_runs_on
 from samebits.net.address import check_free
-from samebits.store.process_identity import ProcessIdentity, write_pid_file
+from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob, free_port
 
 pytestmark = pytest.mark.system
@@ -63,7 +63,7 @@ def test_error_of_the_command_itself_names_what_keeps_running(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings, _ = config.read({"ROLE": "scheduler", "WORKER_NUM": "1", "LOG_DIR": str(tmp_path)})
-    write_pid_file(tmp_path / "worker_0.pid", ProcessIdentity.current())
+    (tmp_path / "worker_0.pid").write_text(ProcessIdentity.current().to_line())
     with pytest.raises(SystemExit, match="1"), naming_what_runs_on(settings):
         {}["a mistake"]
     said = capfd.readouterr().err

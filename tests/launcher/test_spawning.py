@@ -22,7 +22,7 @@ from samebits.launcher.job_spec import JobSpec
 from samebits.launcher.processes import Death, process_names, read_pid_files, reap
 from samebits.launcher.recovering import LostProcess, RecoveryPlan
 from samebits.launcher.spawning import Program, StartLock, launch, reserved
-from samebits.store.process_identity import ProcessIdentity, write_pid_file
+from samebits.store.process_identity import ProcessIdentity
 
 WAIT_S = 30.0
 AWKWARD = "a 'b' \"c\" $HOME `id` $(id) \\ * \n!é"
@@ -203,7 +203,7 @@ def test_one_process_starts_others_at_a_time(tmp_path: Path) -> None:
 
 
 def test_pid_file_that_others_may_write_names_no_process(tmp_path: Path, sleeping: ProcessIdentity) -> None:
-    write_pid_file(tmp_path / "logs" / "worker_1.pid", sleeping)
+    (tmp_path / "logs" / "worker_1.pid").write_text(sleeping.to_line())
     (tmp_path / "logs" / "worker_1.pid").chmod(0o666)
     with pytest.raises(StoreError, match=r"worker_1\.pid: others may write it \(mode 0666\)"):
         read_pid_files(tmp_path / "logs", ["worker_1"])

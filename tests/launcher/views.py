@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from samebits.account.job_view import SCHEDULER, Interruption, JobView, PresenceState, WorkerView
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.store.process_identity import ProcessIdentity
 
 HOST = "here"

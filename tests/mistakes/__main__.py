@@ -5,6 +5,7 @@ With pytest's arguments (``-k dataloader``) only those. The last line is one JSO
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -34,10 +35,11 @@ class _Rows:
 
 def main() -> int:
     """Run the command; return pytest's exit status."""
+    _, words = argparse.ArgumentParser(prog="python -m tests.mistakes", description=__doc__).parse_known_args()
     # otherwise the first row's seconds include it
     subprocess.run(["bash", str(ROOT / "scripts" / "setup.sh")], check=True)
     rows = _Rows()
-    arguments = [str(Path(__file__).parent), "-q", "-p", "no:cacheprovider", *sys.argv[1:]]
+    arguments = [str(Path(__file__).parent), "-q", "-p", "no:cacheprovider", *words]
     status = int(pytest.main(arguments, plugins=[rows]))
     for row in sorted(rows.rows, key=lambda one: -(one.after_s or 0.0)):
         after = "while it runs" if row.after_s is None else f"{row.after_s:6.2f} s after {row.fact}"

@@ -213,7 +213,7 @@ def test_dataloader_worker_that_hangs_in_a_library_ends_with_its_rank(job: Shell
     assert shell.end() == 87, shell.text
 
 
-@pytest.mark.thorough  # → test_following; a worker whose script fails: test_run_sh
+@pytest.mark.thorough  # → test_follower_decisions; a worker whose script fails: test_run_sh
 def test_error_of_one_rank_says_where_and_how_long_the_others_wait(job: ShellJob, told: Told) -> None:
     line = "assert samebits.get_rank() != 1 or step < 3, 'the loss is nan'"
     mistake = Mistake("", TRAIN.format(steps=10, line=line), (), 0)

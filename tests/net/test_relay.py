@@ -10,7 +10,7 @@ import zmq
 from pytest import MonkeyPatch
 
 from samebits import config
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import SCHEMA, EndJob, Pending, StatusQuery, StopJob
 from samebits.errors import UsageError
 from samebits.net import relaying

@@ -20,7 +20,7 @@ from samebits.net.copies import BuddyAddress, BytesReceived, Declined, PointOffe
 from samebits.net.curve import derive_keys
 from samebits.service.copies import sender
 from samebits.service.copies.buddy import Brief, CopyListener, brief_of
-from samebits.service.copies.writer_process import Copies
+from samebits.service.copies.copying_writer import Copies
 from samebits.store.checkpoint import MemoryRoom, memory_buffer, points_in_memory, verify
 from samebits.store.checkpoint.memory_room import RoomKind
 from samebits.store.process_identity import ProcessIdentity

@@ -19,7 +19,7 @@ import pytest
 
 from samebits.account.job_view import JobView
 from samebits.core import records
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import GenerationStarted, Holdings, Status, StatusQuery, StopJob
 from samebits.core.point import Point
 from samebits.core.ready import JobEnded

@@ -1,8 +1,8 @@
 """Process groups as their members see them: a group forms, and a step completes, only with every member in it.
 
 Two facts about gloo shape the model: only the ring's neighbours notice a death, and in half of the runs a rank that
-leaves a collective keeps its sockets open, so that all others hang until they are told. A stopped member is noticed by
-none.
+leaves a collective keeps its sockets open, so that all others hang until the scheduler calls them. No member notices
+a stopped one.
 """
 
 from __future__ import annotations

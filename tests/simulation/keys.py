@@ -1,7 +1,8 @@
 """Processes that call the key-value store, their answers, and the keys' journal on the scheduler's disk.
 
-Every key is durable, so what a process is told outlives schedulers. The journal is a list of records, of which an
-unfinished append leaves any prefix. The random numbers are separate, and a world without key calls has none of this.
+Every key is durable, so an answer that a process has received outlives schedulers. The journal is a list of records;
+an unfinished append leaves any prefix of them. The random numbers are separate, and a world without key calls has none
+of this.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.replacement_names import may_be_replaced, root_of, successor_of
 from tests.simulation.main_thread import ENDED_KINDS, FIRST_STEPS
 from tests.simulation.mix import Naming
@@ -23,7 +23,7 @@ RESTARTS_AFTER_S = (0.1, 0.1, 0.1, 3.0, 3.0, 31.0)
 
 
 class Operator:
-    """Starts processes; if the mix says so, as a launcher that replaces dead ones."""
+    """Starts processes; in some mixes it also replaces dead ones, as a launcher does."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -1,6 +1,6 @@
 """How long a worker that blocks the others may stay: the step timeout and its doublings, in true time.
 
-It records which workers were told to give up at which step: after twice the step timeout the first time, and twice as
+It records which workers the scheduler gave up at which step: after twice the step timeout the first time, and twice as
 long as before each further time at the same step. It covers one start of the scheduler, since a new one
 has forgotten it.
 """

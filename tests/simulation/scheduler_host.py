@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.hangs import Doing, ProcessState
 from samebits.core.keys.key_records import KeyRecord
 from samebits.core.messages import FromScheduler, FromWorker, OperatorDecision, StopJob

@@ -1,8 +1,8 @@
 """A worker's process: the real agent, and a small model of the training around it.
 
 The main thread enters the rendezvous with the points on its disk, forms its group, restores, steps, saves, and waits at
-the end until it is told that all are done. The control thread reacts to notices at once. Both are paused while the
-process is stopped, and what arrives meanwhile waits in its queue.
+the end until the scheduler announces that all are done. The control thread reacts to notices at once. Both are paused
+while the process is stopped, and messages that arrive meanwhile wait in its queue.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from samebits.core.agent.agent_events import (
     StopTogether,
     Trains,
 )
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.membership.replacements import proof_of
 from samebits.core.messages import (
     PROTOCOL,

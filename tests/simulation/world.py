@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from samebits.core.agent.agent_core import AgentCore
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.ledger import Policy
 from samebits.core.membership.replacements import TOKEN_BYTES
 from samebits.core.ready import Ready

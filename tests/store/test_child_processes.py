@@ -1,4 +1,4 @@
-"""What a process leaves behind: killed with it if it is killed, and left alone if it ends by itself."""
+"""Child processes are killed with a parent that is killed, and left alone if the parent ends by itself."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 
 from samebits.errors import StoreError
 from samebits.store import process_identity
-from samebits.store.process_identity import ProcessIdentity, read_pid_file, write_pid_file
+from samebits.store.process_identity import ProcessIdentity, read_pid_file
 
 
 @pytest.fixture
@@ -128,8 +128,7 @@ def test_invalid_line_is_refused(line: str) -> None:
 def test_pid_file_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "worker_0.pid"
     assert read_pid_file(path) is None
-    write_pid_file(path, ProcessIdentity.current())
-    write_pid_file(path, ProcessIdentity.current())
+    path.write_text(ProcessIdentity.current().to_line())
     assert read_pid_file(path) == ProcessIdentity.current()
     assert path.read_text().split()[0] == str(os.getpid())
 

@@ -12,6 +12,7 @@ from typing import Any
 import filelock
 import pytest
 
+from tests.system.elastic_job import ElasticJob
 from tests.system.job import Job, JobFolder
 from tests.system.processes import ColdStarter, WarmStarter
 from tests.system.scripted import ScriptJob
@@ -83,6 +84,21 @@ def script_job(
         job = ScriptJob(folder, warm, args=args, **options)
         if has_relay:
             job.settings.setdefault("SCHED_HOST", "relay:on,127.0.0.1")
+        watched(job)
+        return job
+
+    return make
+
+
+@pytest.fixture
+def elastic_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]) -> Callable[..., ElasticJob]:
+    """Return a job of a script whose world may shrink to one worker and grow again."""
+    settings = {"MIN_WORKER_NUM": "1", "GRACE": "shrink=0", "REGISTER_COOLDOWN": "0.5"}
+
+    def make(script: Path, name: str, *args: str, workers: int) -> ElasticJob:
+        folder = tmp_path / name
+        folder.mkdir()
+        job = ElasticJob(folder, warm, script=script, args=args, workers=workers, settings=settings)
         watched(job)
         return job
 

@@ -1,4 +1,4 @@
-"""What a mesh job may use, on random data: ``feature_script.py --use NAME … [--kill RANK:POINT:STEP …]``.
+"""A mesh job with one feature of torch, on random data: ``feature_script.py --use NAME … [--kill RANK:POINT:STEP …]``.
 
 Without recovery (``ENABLE_RECOVERY=0``) torch alone does everything, so the final hashes of both must be equal.
 """

@@ -1,6 +1,6 @@
 """A gate in a test script: the job waits there until the test has disturbed it.
 
-Any script may use it in its job's folder, where it is run; the probe has gates of its own (``--gates``). The test opens
+Any script may use it, started in its job's folder; the probe has gates of its own (``--gates``). The test opens
 it with ``JobFolder.open_gates``.
 """
 

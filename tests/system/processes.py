@@ -38,7 +38,7 @@ TRAINING = ("filelock", "msgpack", "safetensors", "sklearn.datasets", "torch", "
 TRAINING += (
     "samebits.service.scheduling.loop",
     "samebits.training.run.elastic_run",
-    "samebits.service.copies.writer_process",
+    "samebits.service.copies.copying_writer",
 )  # and everything else that a worker loads
 _ROOM = "x" * 16_000  # for the command lines and environments that a warm starter's children show
 

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not knows_collapse(), reason="this kernel moves no memory (madvise(2), MADV_COLLAPSE)"),
 ]
 
-LONG = ("--steps", "100000", "--interval", "50")  # until it is told to end: memory is moved while it trains
+LONG = ("--steps", "100000", "--interval", "50")  # trains until the test ends it: memory is moved meanwhile
 SPARE = 1
 NAMES = ("AnonHugePages", "Anonymous")
 

@@ -76,7 +76,7 @@ class TorchrunJob:
         return found if len(found) == 2 else {}
 
     def passes(self, step: int) -> None:
-        """Let the ported script go on from this step."""
+        """Open the ported script's gate at this step."""
         (self.folder / f"pass_{step}").touch()
 
     def wait(self, wanted: Callable[[], object], what: str) -> None:
@@ -165,7 +165,7 @@ def keeper_of(child: ProcessIdentity) -> ProcessIdentity:
 
 
 def test_ported_script_survives_a_rank_and_its_scheduler_though_torchrun_may_not_restart(job: TorchrunJob) -> None:
-    """torchrun's logs, prefixes and its only attempt are as ever."""
+    """torchrun writes its usual logs and prefixes, and counts a single attempt."""
     job.script = PORTED
     job.start("one", "--standalone", "--nproc-per-node=2", "--max-restarts=0", "--log-dir=logs", "--tee=3")
     job.wait(lambda: job.waits(10), "both ranks train")

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.system.elastic_job import ElasticJob
-from tests.system.job import JobFolder
-from tests.system.processes import WarmStarter
 
 pytestmark = pytest.mark.system
 
 SCRIPT = Path(__file__).with_name("virtual_script.py")
 STEPS = 14
-SETTINGS = {"MIN_WORKER_NUM": "1", "GRACE": "shrink=0", "REGISTER_COOLDOWN": "0.5"}
 
 
 @pytest.fixture
-def new_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]) -> Callable[..., ElasticJob]:
-    def make(name: str, *args: str, workers: int) -> ElasticJob:
-        folder = tmp_path / name
-        folder.mkdir()
-        job = ElasticJob(folder, warm, script=SCRIPT, args=args, workers=workers, settings=SETTINGS)
-        watched(job)
-        return job
-
-    return make
+def new_job(elastic_job: Callable[..., ElasticJob]) -> Callable[..., ElasticJob]:
+    return partial(elastic_job, SCRIPT)
 
 
 def sizes(job: ElasticJob) -> list[int]:

@@ -223,7 +223,7 @@ def _keep_writer_ready(environment: Mapping[str, str]) -> None:
     Until then it stays in the root folder without the job's environment, so that it is not taken for part of it, and
     ends with its parent.
     """
-    if environment.get("ROLE") != "worker" or "samebits.service.copies.writer_process" not in sys.modules:
+    if environment.get("ROLE") != "worker" or "samebits.service.copies.copying_writer" not in sys.modules:
         return
     from samebits.store.checkpoint import writer
 

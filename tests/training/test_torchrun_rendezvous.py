@@ -144,7 +144,7 @@ def test_the_job_ends_when_the_workers_of_all_agents_have_and_the_next_one_start
     (waiting,) = (future for future in members if not future.done())
     shut = pool.submit(done[0].shutdown)
     with pytest.raises(TimeoutError):
-        shut.result(0.5)  # the workers of the other agent go on
+        shut.result(0.5)  # the workers of the other agent continue
     assert done[1].num_nodes_waiting() == 0
     done[1].shutdown()
     assert shut.result(WAIT_S)

@@ -17,7 +17,7 @@ from samebits.account.event_log import asked_events, events_in, merged, read_eve
 from samebits.account.events import EventKind, JobEvent
 from samebits.account.goodput import Bucket, goodput_of
 from samebits.account.recoveries import Recoveries, Recovery, loss_of, recoveries_of
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.replacement_names import root_of, titled
 from samebits.errors import StoreError, UsageError
 from samebits.printable import counted, listed
@@ -144,17 +144,15 @@ def account(events: Sequence[JobEvent], now: float | None = None) -> dict[str, A
     }
 
 
-def summary(
-    events: Sequence[JobEvent], now: float | None = None, heard: int = 0, *, has_steps: bool = True
-) -> list[str]:
+def summary(events: Sequence[JobEvent], heard: int = 0, *, has_steps: bool = True) -> list[str]:
     """Return a few lines for people: progress, time, the slowest recoveries and time buckets.
 
     Args:
-        events, now: as in :func:`account`.
+        events: as in :func:`account`.
         heard: a step that the job is known to have completed.
         has_steps: False for a plain job, whose steps only its script counts.
     """
-    told = account(events, now)
+    told = account(events)
     rows = recoveries_of(events)
     goodput = "" if told["goodput"] is None else f", {told['goodput']:.1%} of it productive"
     recovered = f"{len(rows)} recover{'ies' if len(rows) != 1 else 'y'}"

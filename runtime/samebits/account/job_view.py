@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.store.process_identity import ProcessIdentity
 
 NODE_LISTS = ("workers", "spares", "retired")

@@ -6,7 +6,6 @@ known, so reading the events again, or incrementally, gives the same spans, each
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from samebits.account.events import EventKind, JobEvent
@@ -89,12 +88,6 @@ class Spans:
         rows = [row for row in self._recoveries.rows[self._told :] if row.trains_at is not None]
         self._told = len(self._recoveries.rows)
         return [_recovery(row, self.job) for row in rows]
-
-
-def spans_of(events: Iterable[JobEvent]) -> list[Span]:
-    """Return the spans of these events, ordered by their ends."""
-    fold = Spans()
-    return [span for event in events for span in fold.add(event)]
 
 
 def _recovery(row: Recovery, job: str) -> Span:

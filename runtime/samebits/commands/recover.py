@@ -19,7 +19,7 @@ from samebits.errors import ForeignFolderError, ListenError, StoreError, UsageEr
 from samebits.hosts.discovery import discovery_for
 from samebits.launcher import job_spec, recovering
 from samebits.launcher.follower import Follower, naming_what_runs_on
-from samebits.launcher.following import FollowResult
+from samebits.launcher.follower_decisions import FollowResult
 from samebits.launcher.interrupts import Signals
 from samebits.launcher.job_spec import JobSpec, change, program_of, version_of
 from samebits.launcher.processes import SCHEDULER, end, is_stopped, process_names, read_pid_files, runs_in, spoken

@@ -16,7 +16,7 @@ from samebits.commands.drain import ASK_AGAIN_S, wait_until_left
 from samebits.commands.recover import look
 from samebits.commands.scale import view_of
 from samebits.config import Settings
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.errors import SameBitsError, UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.follower import Follower

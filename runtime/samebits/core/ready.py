@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.keys.key_records import KeyRecord
 from samebits.core.messages import FromScheduler, KeyAnswer
 from samebits.core.records import Record

@@ -6,7 +6,7 @@ the scheduler host's boot clock and are valid only together with that host's ``b
 
 from __future__ import annotations
 
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import Pairs, Process, RoundId
 from samebits.core.point import Cut, Point
 from samebits.core.values import Int, Schema, Text, TextValue, Value

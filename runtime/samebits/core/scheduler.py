@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from samebits.core.causes.table import CauseClass, LossDetection, Means, Observation, Retry, Row, judged
-from samebits.core.ending import Ending
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.hangs import ProcessState
+from samebits.core.job_end import Ending
 from samebits.core.joint_stop import JointStop
 from samebits.core.keys.key_records import KeyRecord
 from samebits.core.keys.key_store import CALLERS_A_SEAT, FEW_CALLERS, KeyStore, replay

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import Pairs, Process
 from samebits.core.point import Cut, Point
 from samebits.core.records import (

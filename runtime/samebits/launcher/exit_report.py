@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from samebits.account.job_view import JobView
 from samebits.core.causes.restarts import Sort, is_usage_error
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.errors import OWN_CODES
 from samebits.launcher.processes import Death
 from samebits.launcher.supervising import GivenUp

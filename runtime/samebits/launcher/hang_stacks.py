@@ -179,7 +179,6 @@ class HangStacks:
         settings: the job's settings, with an absolute LOG_DIR.
         causes: decides whether a process that is stopped, or holds Python's lock, is ended.
         ask, see: functions that request a process's stacks, and read its state.
-        read: function that reads the process's last launches.
     """
 
     def __init__(
@@ -189,7 +188,6 @@ class HangStacks:
         *,
         ask: Callable[[ProcessIdentity], stacks.StackDump] = stacks.ask,
         see: Callable[[ProcessIdentity], ProcessState | None] = process_state.look,
-        read: Callable[[ProcessIdentity], collective_ring.RecordedCollectives | None] = collective_ring.read,
     ) -> None:
         self._folder = settings.log_dir / FOLDER
         self._silent_s = settings.node_timeout_s
@@ -197,7 +195,7 @@ class HangStacks:
         self._ended = ended if settings.hang.policy == "end" else set()
         fixed_s = settings.hang.step_timeout_s
         self._patience_s = LEAST_PATIENCE_S if fixed_s is None else 2 * fixed_s
-        self._ask, self._see, self._read = ask, see, read
+        self._ask, self._see = ask, see
         self._stall: object = None  # the stall that was examined last
         self._lost: dict[str, _Lost] = {}
         self._questions: queue.Queue[_Question] = queue.Queue()
@@ -310,7 +308,7 @@ class HangStacks:
         return Looked(title, hang, identity.pid, place, file, question.is_told and not is_gone)
 
     def _collectives(self, identity: ProcessIdentity) -> str:
-        contents = self._read(identity)
+        contents = collective_ring.read(identity)
         if contents is None or not contents.launched:
             return ""
         return "its last collectives: " + "; ".join(map(str, contents.launched[-COLLECTIVES:]))

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from samebits.config import Settings
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.errors import ListenError, SameBitsError, SchedulerUnreachableError
 from samebits.launcher import job_spec
 from samebits.launcher.scheduler_link import at_address, decide_once, stop_once

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from samebits.account.job_view import Interruption, JobView, PresenceState, WorkerView
 from samebits.config import Settings
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, ForeignFolderError, JobFailedError, StoreError
 from samebits.launcher.processes import SCHEDULER, node_of, process_names, spoken

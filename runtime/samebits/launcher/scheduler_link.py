@@ -196,7 +196,9 @@ def ask_once(settings: Settings, timeout_s: float) -> JobView | None:
     return None if told is None else told[1]
 
 
-def decide_once(settings: Settings, text: str, drain: Sequence[str] = (), *, timeout_s: float = 5.0) -> bool:
+def decide_once(
+    settings: Settings, text: str, drain: Sequence[str] = (), *, timeout_s: float = ANSWER_TIMEOUT_S
+) -> bool:
     """Send a decision to the scheduler and ask these nodes to leave; return whether it answered and so received it.
 
     Raises:
@@ -206,7 +208,7 @@ def decide_once(settings: Settings, text: str, drain: Sequence[str] = (), *, tim
     return _tell_once(settings, status.decision(text, drain), timeout_s)
 
 
-def stop_once(settings: Settings, by: str, *, at_commit: bool = False, timeout_s: float = 5.0) -> bool:
+def stop_once(settings: Settings, by: str, *, at_commit: bool = False) -> bool:
     """Have the scheduler end its job gracefully; return whether it answered and so received the request.
 
     With ``at_commit``, all workers first stop after the same commit.
@@ -215,7 +217,7 @@ def stop_once(settings: Settings, by: str, *, at_commit: bool = False, timeout_s
         SecretError: a scheduler listens, but has another secret than this process.
         SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
     """
-    return _tell_once(settings, status.stop_request(by, at_commit=at_commit), timeout_s)
+    return _tell_once(settings, status.stop_request(by, at_commit=at_commit), ANSWER_TIMEOUT_S)
 
 
 def is_listening(settings: Settings) -> bool:

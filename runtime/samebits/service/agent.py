@@ -64,7 +64,7 @@ from samebits.core.agent.agent_events import (
 )
 from samebits.core.agent.failover import TryNextAddress
 from samebits.core.agent.key_calls import MAX_OPEN_CALLS
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import Admitted, GenerationStarted, Holdings, KeyAnswer, KeyOp, RankPosition
 from samebits.core.point import Point
 from samebits.core.reports import (

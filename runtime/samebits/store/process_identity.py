@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samebits.errors import StoreError
-from samebits.store import durable, private
+from samebits.store import private
 
 _ON_LINUX = sys.platform == "linux"
 _DEAD_STATES = frozenset("ZXx")
@@ -172,11 +172,6 @@ def lock_holder(file: os.stat_result) -> ProcessIdentity | None:
                     stat = _stat_of(int(pid))
                     return None if stat is None else ProcessIdentity(int(pid), stat.started_at)
     return None
-
-
-def write_pid_file(path: Path, identity: ProcessIdentity) -> None:
-    """Write the process's line to ``path`` atomically."""
-    durable.write_file_atomically(path, identity.to_line().encode())
 
 
 def read_pid_file(path: Path) -> ProcessIdentity | None:

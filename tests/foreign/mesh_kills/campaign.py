@@ -77,7 +77,7 @@ MESHES = {
 
 
 class Target(StrEnum):
-    """What is killed."""
+    """The processes that one kill ends."""
 
     RANK = "one rank"
     TWO = "two ranks of one shard group"

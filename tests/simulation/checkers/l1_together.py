@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from tests.simulation.checkers.base import Checker
 from tests.simulation.checkers.deadlines import people, together_s
 from tests.simulation.group import Group

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import (
     AddressMap,
     Admitted,
@@ -82,7 +82,7 @@ class SaveThenSpeak(Checker):
             case Pending():  # not the last only if the journal was rebuilt in the same step
                 return message.term in self._terms
             case RoundOpened():
-                # A member of the last generation need not be told its place.
+                # A member of the last generation knows its place.
                 members = () if disk.generation is None else disk.generation.slots
                 slots = members if message.place is None else (message.place.slot,)
                 return disk.term == message.term and any(

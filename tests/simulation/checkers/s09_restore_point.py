@@ -11,7 +11,7 @@ cannot have come further without it. Anything older in a memory may have been ov
 
 from __future__ import annotations
 
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import Copy, GenerationStarted, Holdings
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted
@@ -97,7 +97,7 @@ class RestorePoint(Checker):
     def _judge_source(self, record: GenerationCommitted, message: GenerationStarted, restore: Point) -> None:
         joins = self.world.witness.line.joins_of(record)
         source, own = joins[message.source], joins[message.rank]
-        assert source is not None and own is not None, "a member that is told of a generation has joined it"
+        assert source is not None and own is not None, "a generation starts only on members that joined its round"
         if message.serves and restore not in _held(own):
             self.violated(f"{message}: it serves what it does not hold, {own}")
         parts = _parts([join for join in joins if join is not None])
@@ -124,7 +124,7 @@ def _held(join: Holdings) -> set[Point]:
 
 
 def _parts(joins: list[Holdings]) -> list[tuple[int, ...]]:
-    """By rank, which part of the state it holds: its place in the mesh but for where it is one of several replicas."""
+    """Return each rank's part of the state: its coordinate in the mesh without the dimensions that replicate."""
     parts = []
     for rank, join in enumerate(joins):
         part, below = [], 1

@@ -1,7 +1,7 @@
 """S18: a pause of the scheduler alone never loses a node, and every loss has a permitted reason.
 
 Time in which the scheduler itself was paused, as far as it knew, does not count. The close of an earlier connection
-costs no worker its seat: one that is back says so when asked.
+costs no worker its seat: a worker that is connected again answers the scheduler's question.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class OwnPauses(Checker):
     def _lost(self, event: SchedulerEvent | None, record: SeatLost) -> None:
         witness, policy = self.world.witness, self.world.policy
         if not any(record is lost for lost in witness.lost) or witness.is_ending:
-            return  # a later close of a lost one, or all are told to leave: nothing depends on it
+            return  # a second close of a lost worker, or the job is ending: the seat is gone anyway
         holder = witness.holders[record.node]
         if isinstance(event, Received) and isinstance(event.message, Leave) and event.session == holder.session:
             return

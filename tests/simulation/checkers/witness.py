@@ -121,7 +121,7 @@ class Witness:
         self.holders: dict[str, Holder] = {}
         self.by_session: dict[str, Holder] = {}  # the current ones
         self.granted: list[tuple[Holder | None, SeatGranted | SpareAdmitted]] = []
-        """Of the last step: the node's previous and current holder."""
+        """The node's previous and current holder, for each seat granted in the last step."""
         self.lost: list[SeatLost] = []  # of the last step
         self.retired: list[Holder] = []  # of the last step, as they were
         self.is_ending = False

@@ -111,7 +111,7 @@ class ReturnsAlone(AgentCore):
 
 
 class WaitsTooLong(AgentCore):
-    """Asks for its seat again only after more than twice the time it was told."""
+    """Asks for its seat again only after more than twice the time that the refusal names."""
 
     def _refused(self, message: Refused) -> None:
         super()._refused(message)

@@ -37,7 +37,7 @@ class _OneIsEnough(DurablePoints):
 
 
 class _SpeaksFirst(DurablePoints):
-    """A member is told that its point is committed before any other reports."""
+    """The first member to report a point is notified that it is committed, before all others have it."""
 
     def take(self, seat: Seat, body: SavedPoints, said: ReportEnvelope) -> None:
         super().take(seat, body, said)

@@ -2,8 +2,8 @@
 
 Two ranks run the same program, letter by letter: ``d`` draws, ``c`` is a collective that needs both, ``b`` one that the
 survivor finishes alone (a broadcast from it), ``k`` commits. The dead rank is killed before any letter, or with a
-collective counted but not launched; the survivor is wherever it can be by then. What the core takes from the page must
-be what the rank would have had at the survivor's commit.
+collective counted but not launched; the survivor is at each letter that it can have reached by then. The generators
+that the core reads from the page must be those that the dead rank would have had at the survivor's commit.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def test_calling_line_is_never_inside_this_package(monkeypatch: pytest.MonkeyPat
 
 MOVES = """
 import os, sys
-if "samebits" in sys.argv:  # its launcher says where it was started
+if "samebits" in sys.argv:  # a launcher passes on the folder in which it was started
     os.makedirs("outputs/run")
     os.chdir("outputs")
 import torch

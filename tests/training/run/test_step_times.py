@@ -1,4 +1,4 @@
-"""Step times in windows of twenty, split by part; a loader's batch is timed where it is awaited."""
+"""Step times in windows of twenty, split by part; the wait for a loader's batch is one of the parts."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,11 +31,9 @@ DEVICE = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
     fixed = SimpleNamespace(enable_recovery=True, min_worker_num=RANKS, max_worker_num=RANKS)
     monkeypatch.setattr(context, "current", lambda _: SimpleNamespace(settings=fixed))
-    yield
-    meshes._meshes.forget_all()
 
 
 def built(count: int = STAGES, device: str = "cpu", **more: Any) -> tuple[TorchState, Any]:

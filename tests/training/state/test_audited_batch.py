@@ -278,6 +278,6 @@ def test_invalid_batch_bytes_change_nothing() -> None:
     packed, before = bytes(taken[0]), everything(net)
     liars = [b"", b"\xff" * 64, packed[:-1], packed[: len(packed) // 2], b"\0" * 8 + packed[8:]]
     for liar in liars:
-        with pytest.raises(Exception):  # noqa: B017 - whatever it is, it is caught where it is called
+        with pytest.raises(Exception):  # noqa: B017 - the caller catches any exception
             batch.compute_again(memoryview(liar))
     assert everything(net) == before

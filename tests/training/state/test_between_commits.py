@@ -483,7 +483,7 @@ def test_a_line_that_writes_twice_to_each_weight_seldom_and_late_ends_the_job(
 
     with pytest.raises(HiddenStateError, match="a weight changed after"):
         always(state, after, steps=120)
-    assert state.completed_steps > 31, "the first such write cannot be told from a swap"
+    assert state.completed_steps > 31, "the first such write looks like a swap"
 
 
 def test_swaps_are_hashed_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:

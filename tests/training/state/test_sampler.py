@@ -159,7 +159,7 @@ def test_iteration_that_started_before_its_epoch_is_reported_once(
     sampler = ElasticSampler(range(8))
     with caplog.at_level(logging.WARNING):
         list(sampler)
-        sampler.set_epoch(0)  # where it is already
+        sampler.set_epoch(0)  # the current epoch
         sampler.record_batch(0, 1)
         assert not caplog.records
         list(sampler)

@@ -17,40 +17,13 @@ from samebits.training.state import snapshot
 from samebits.training.state.checkpoint_config import CheckpointConfig
 from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.torch_state import TorchState
+from tests.training.commits import Commits
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "get_rank", lambda: 0)
     monkeypatch.setattr(context, "get_world_size", lambda: 1)
-
-
-class Commits:
-    """A session that remembers every commit, as the running one does."""
-
-    recovers = True
-
-    def __init__(self, state: TorchState) -> None:
-        self.count = 0
-        self._state = state
-        state.bind(self, 0)
-        state.begin(Point(0, 1))
-
-    def before_step(self) -> None:
-        """Do nothing: there is one rank."""
-
-    def save(self) -> None:
-        self.count += 1
-        self._state.remember(Point(self._state.completed_steps, 1))
-
-    def flush(self) -> None:
-        """Write nothing."""
-
-    def check(self) -> None:
-        """Do nothing: the members stay."""
-
-    def sync(self) -> None:
-        """Do nothing: there is one rank."""
 
 
 def small_state(**attributes: Any) -> TorchState:

@@ -50,7 +50,7 @@ from samebits.core.agent.failover import SchedulerFailover, TryNextAddress
 from samebits.core.agent.key_calls import KeyCalls
 from samebits.core.agent.outgoing_reports import Reports
 from samebits.core.agent.states import AgentStage, HeldSeat, Link, LinkState, ReentryRequest, RoundOffer
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.messages import (
     PROTOCOL,
     Activity,

@@ -90,7 +90,7 @@ class CopyListener:
     @property
     def command(self) -> tuple[str, ...]:
         """Return the command for a writer that exchanges copies; it must inherit the descriptor."""
-        return *command_of("samebits.service.copies.writer_process"), "--listener", str(self.descriptor)
+        return *command_of("samebits.service.copies.copying_writer"), "--listener", str(self.descriptor)
 
     def close(self) -> None:
         """Close this process's copy of the socket."""

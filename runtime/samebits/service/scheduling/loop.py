@@ -23,7 +23,7 @@ from pathlib import Path
 from samebits.account.event_log import EventWriter
 from samebits.config import Settings, fixed_settings, inherited_sockets
 from samebits.core import records
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.keys.key_records import KeyRecord
 from samebits.core.ledger import Policy, Trust
 from samebits.core.messages import KeyAnswer, StopJob

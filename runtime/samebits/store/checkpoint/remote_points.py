@@ -390,9 +390,9 @@ class RemotePointStore:
         return found
 
 
-def jobs_at(url: str, *, patience_s: float = PATIENCE_S) -> tuple[frozenset[str], int]:
+def jobs_at(url: str) -> tuple[frozenset[str], int]:
     """Return the jobs that saved below a URL and the newest step, from the first ``LOOKED_AT`` slots."""
-    store = ObjectStore(url, patience_s=patience_s)
+    store = ObjectStore(url)
     jobs, newest_step = set(), 0
     for slot in sorted((name for name in store.folders() if name.isdecimal()), key=int)[:LOOKED_AT]:
         data = store.read(f"{slot}/{OWNER_FILE}", MAX_OWNER_BYTES + 1)

@@ -217,14 +217,14 @@ def is_capturing(device: torch.device) -> bool:
     return asked is not None and bool(asked())
 
 
-def require_sound(device: torch.device, within_s: float = SOUND_WITHIN_S) -> None:
+def require_sound(device: torch.device) -> None:
     """Test this accelerator: allocate, compute and copy on a separate stream.
 
     A CUDA error such as an illegal access persists in its process: every later call fails or hangs, even after the
     group is formed again. A full device does work: its driver has answered.
 
     Raises:
-        DeviceLostError: the test failed, or took longer than ``within_s`` seconds.
+        DeviceLostError: the test failed, or took longer than ``SOUND_WITHIN_S`` seconds.
     """
     if device.type == "cpu":
         return
@@ -241,10 +241,10 @@ def require_sound(device: torch.device, within_s: float = SOUND_WITHIN_S) -> Non
 
     run_aside(look, "samebits-device-check")
     try:
-        found = outcome.result(within_s)
+        found = outcome.result(SOUND_WITHIN_S)
         problem = "" if found == _LOOKED_AT else f"the sum of {_LOOKED_AT} ones was {found:g}"
     except TimeoutError:
-        problem = f"a sum of {_LOOKED_AT} numbers was not there within {within_s:g} s"
+        problem = f"a sum of {_LOOKED_AT} numbers was not there within {SOUND_WITHIN_S:g} s"
     except RuntimeError as error:
         problem = str(error).splitlines()[0]
     if problem:

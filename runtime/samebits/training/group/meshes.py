@@ -265,12 +265,6 @@ class _Meshes:
         part = self._parts.get(id(mesh))
         return part.root if part is not None and part.mesh() is mesh else None
 
-    def forget_all(self) -> None:
-        self._roots.clear()
-        self._parts.clear()
-        self._of_one.clear()
-        self._resharded.clear()
-
     def form_all(self) -> list[object]:
         held: list[object] = []
         for one in self._passing:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from samebits.account.job_view import JOURNAL, JobView, PresenceState
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.launcher.exit_report import (
     GATHER_OWN_S,
     GATHER_S,
@@ -19,7 +19,7 @@ from samebits.launcher.exit_report import (
     sentence,
     sentences,
 )
-from samebits.launcher.following import Following, FollowResult
+from samebits.launcher.follower_decisions import Following, FollowResult
 from samebits.launcher.processes import Death
 from samebits.store.process_identity import ProcessIdentity
 from samebits.tracebacks import Failure

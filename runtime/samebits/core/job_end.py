@@ -1,4 +1,4 @@
-"""The ways in which a job ends (finished, stopped, given up), and their time limits.
+"""The stages in which a job ends (finished, stopped, given up), and their time limits.
 
 The scheduler decides when to ask. This module ends the job for every process, and gives the job up after a delay if too
 few workers arrived or none is left. An end is journaled first, then sent to all; the scheduler exits once they have
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from samebits.core.causes.restarts import NO_WORKER_LEFT
 from samebits.core.causes.table import WRONG_GRADIENT, Observation, Retry, Row
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.ledger import NAMED, Ledger
 from samebits.core.membership.admission import Admission
 from samebits.core.membership.world import World

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from samebits.account.job_view import JobView, PresenceState, WorkerView, names_spare
 from samebits.core.causes.restarts import NO_WORKER_LEFT
-from samebits.core.ends import EndKind
+from samebits.core.end_kinds import EndKind
 from samebits.core.replacement_names import replaces, title_of
 from samebits.launcher.exit_report import (
     FINISHED,
