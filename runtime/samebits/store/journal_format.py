@@ -79,7 +79,7 @@ class JournalPayloads:
     born_bytes: int
     payloads: list[bytes]
     end: int
-    torn: str | None  # what is wrong with the bytes after ``end``; None if there are none
+    torn: str | None  # the fault of the bytes after ``end``; None if there are none
 
 
 def encode_file(payloads: Sequence[bytes], nonce: int) -> bytes:

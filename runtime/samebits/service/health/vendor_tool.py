@@ -50,7 +50,7 @@ class ToolReadings:
     errors: float | None = None  # uncorrected memory errors
     is_slowed: bool | None = None
     state: str = ""  # Ascend's health
-    recovery: str = ""  # what NVIDIA's driver asks for, such as Reset
+    recovery: str = ""  # the action that NVIDIA's driver requests, such as Reset
 
 
 def nvidia(text: str) -> list[ToolReadings]:

@@ -327,7 +327,7 @@ def hashed(path: Path, directory: int, on_hashed: Callable[[], object] = lambda:
     Args:
         path: the slot's file, for messages.
         directory: an open descriptor of its folder.
-        on_hashed: called, possibly in a thread of its own, once the slot is marked as hashed.
+        on_hashed: called, possibly in a separate thread, once the slot is marked as hashed.
 
     Raises:
         CheckpointError: the slot is not sealed, or its header and manifest disagree.

@@ -136,7 +136,7 @@ class ServingNotice:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop renewing the announcement, so that others can take over."""
+        """End the announcement, so that others can take over."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(2 * LOOK_S)
