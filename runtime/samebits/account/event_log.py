@@ -27,11 +27,11 @@ class EventWriter:
     """Writes the events of one start of the scheduler.
 
     Args:
-        directory: RECOVERY_PATH; None: events are not stored.
+        directory: RECOVERY_PATH; None to store no events.
         core: the source of the events.
         zero_s: the Unix time at which the clock of ``core`` showed 0.
         warn: prints a line about a file that cannot be written.
-        gateway: to the etcd that holds a copy of the events, if there is one; used by this writer only.
+        gateway: a client of the etcd that holds a copy of the events, if there is one; used by this writer only.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class EventWriter:
             self._chronicle.decided(event.text, event.drain, now)
 
     def write(self, records: Iterable[Record], sends: Iterable[Send], notes: list[Note], now: float) -> None:
-        """Write the events of one pass. Call after its records are durable and its messages sent."""
+        """Write the events of one pass, after its records are durable and its messages are sent."""
         if self._log is None:
             return
         events = self._chronicle.take(records, sends, notes, now)
@@ -71,13 +71,13 @@ class EventWriter:
             self._log.close()
 
     def close(self) -> None:
-        """Close the file, and write the waiting lines to the etcd."""
+        """Close the file, and write the queued lines to the etcd."""
         if self._log is not None:
             self._log.end()
 
 
 def line_of(event: JobEvent) -> str:
-    """Return an event's line."""
+    """Encode an event as one line."""
     return strict_json.dumps(event.plain(), is_compact=True)
 
 
@@ -98,7 +98,7 @@ def read_events(recovery_path: Path) -> list[JobEvent]:
     """Return the job's events and user requests, oldest first; empty if there are none.
 
     Raises:
-        StoreError: the disk refuses, or a file is another user's.
+        StoreError: the disk reports an error, or a file belongs to another user.
     """
     return merged(events_in(read_lines(recovery_path)), asked_events(recovery_path))
 
@@ -107,13 +107,13 @@ def asked_events(recovery_path: Path) -> list[JobEvent]:
     """Return the users' requests to the job, oldest first.
 
     Raises:
-        StoreError: as :func:`read_events`.
+        StoreError: as for :func:`read_events`.
     """
     return [event for event in events_in(text_log.read_asked(recovery_path)) if event.kind is EventKind.ASKED]
 
 
 def merged(events: Iterable[JobEvent], asked: Iterable[JobEvent]) -> list[JobEvent]:
-    """Merge both by time, keeping the order within each."""
+    """Merge both sequences by time, keeping the order within each."""
     return list(heapq.merge(events, asked, key=lambda event: event.at))
 
 

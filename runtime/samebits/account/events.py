@@ -1,8 +1,8 @@
-"""Events of a job: the one record that history, page, metrics and report read.
+"""Define a job's events, and derive them from the scheduler's passes.
 
-This module defines an event and derives events from one pass of a scheduler: from its records, its messages, and the
-few heartbeats that report a new activity. Events are derived from what the scheduler does anyway, so a lost event
-changes no decision.
+The history, the page, the metrics and the report all read these events. They are derived from one pass of a scheduler:
+from its records, its messages, and the few heartbeats that report a new activity. The scheduler produces these in any
+case, so a lost event changes no decision.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from samebits.core.reports import SavedPoints
 from samebits.core.state import JobState
 from samebits.printable import IN_LOGS, printable, shortened
 
-NAMED = 16  # of one kind in one pass; one event counts the others
+NAMED = 16  # events of one kind in one pass; a single event counts the others
 MAX_TEXT = 600
 SHORTEST_SAMPLE_S, LONGEST_SAMPLE_S = 1.0, 60.0
 SAMPLES_A_STRETCH = 100
-"""Steps are recorded at intervals of 1/100 of the time since training began, so ever more rarely."""
+"""Steps are recorded at intervals of 1/100 of the time since training began, so less and less often."""
 
 
 class EventKind(enum.StrEnum):
-    """Subject of an event."""
+    """The subject of an event."""
 
     JOB = "job"
     SCHEDULER = "scheduler"
@@ -88,9 +88,9 @@ class JobEvent:
     """One event of a job.
 
     Attributes:
-        at: seconds since 1970; never falls within one scheduler start.
-        step: the highest that any worker had completed according to heartbeats.
-        more: plain values only.
+        at: seconds since 1970; never decreases within one scheduler start.
+        step: the highest step that any worker had completed according to heartbeats.
+        more: further plain values.
     """
 
     kind: EventKind
@@ -121,7 +121,7 @@ _HEAD = ("kind", "at", "term", "generation", "step", "node", "text")
 
 
 def event_in(plain: object) -> JobEvent | None:
-    """Return the event read from JSON; None if it is unknown to this version or invalid."""
+    """Return the event read from JSON; None if it is invalid or unknown to this version."""
     if not isinstance(plain, dict) or not isinstance(plain.get("kind"), str) or plain["kind"] not in _KINDS:
         return None
     at, numbers = plain.get("at"), [plain.get(name, 0) for name in ("term", "generation", "step")]
@@ -154,12 +154,12 @@ def _sound(value: Any) -> Any:
 
 
 class Chronicle:
-    """Makes the events of one scheduler start.
+    """Derives the events of one scheduler start.
 
     Args:
         state: the core's durable state, read-only.
         step: returns the step in a node's last heartbeat; 0 if unknown.
-        wall_s: Unix time at which ``now`` is 0.
+        wall_s: the Unix time at which ``now`` is 0.
     """
 
     def __init__(self, state: JobState, step: Callable[[str], int], wall_s: float) -> None:
@@ -251,7 +251,10 @@ class Chronicle:
         return {"stalled_ms": stalled_ms} if stalled_ms else {}
 
     def _tell_committed(self, now: float) -> None:
-        """Record the committed point. Points may come many times a second, so they are sampled like steps."""
+        """Record the committed point.
+
+        There may be many points per second, so they are sampled like steps.
+        """
         if self._committed is not None:
             self._add(EventKind.COMMITTED, now, more={"point": self._committed})
             self._committed, self._committed_at = None, now
@@ -350,7 +353,7 @@ class Chronicle:
             self._add(kind, now, node, text, more)
 
     def _slot(self, node: str) -> dict[str, int]:
-        """Return the node's slot, for an event; empty if it was given away in the same pass."""
+        """Return the node's slot, for an event; empty if the node lost it in the same pass."""
         seat = self._state.seats.get(node)
         if seat is None:
             return {}
@@ -373,7 +376,7 @@ class Chronicle:
         )
 
     def _note_round(self, sends: Iterable[Send], now: float) -> None:
-        """Record an opened or hardened round, and add the source of the restore to its generation."""
+        """Record an opened or hardened round, and add the restore's source to its generation."""
         restores = None
         for send in sends:
             message = send.message

@@ -1,8 +1,8 @@
-"""Account for a job's time: every microsecond in one named bucket, from the events alone.
+"""Assign every microsecond of a job's time to one named bucket, from the events alone.
 
-A single mark moves along the time line, and all time that it passes goes into exactly one bucket. So the buckets add up
-to the wall time. Time whose use is still unknown, such as the scheduler's absence while workers may train, is passed
-once later events show how it was used.
+A single mark moves along the time line, and all time that it passes is added to exactly one bucket. So the buckets add
+up to the wall time. The mark passes time whose use is still unknown, such as the scheduler's absence while workers may
+train, only once later events show how it was used.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from samebits.account.events import STALLS_TOLD, EventKind, JobEvent
 
 
 class Bucket(enum.StrEnum):
-    """How a period of time was used."""
+    """A use of time."""
 
     PRODUCTIVE = "productive"  # steps done for the first time
-    START_UP = "start_up"  # from a scheduler start without a living generation to the first step, or to a first loss
-    FORMING = "forming"  # the members meet
+    START_UP = "start_up"  # from a scheduler start without a live generation to the first step or the first loss
+    FORMING = "forming"  # the members meet in the rendezvous
     WAITING = "waiting_for_seats"  # a member is missing and its slot is not taken
     RESTORING = "restoring"  # the group forms and obtains its state
     REDONE = "redone"  # steps that had been done before a loss
@@ -52,7 +52,7 @@ def badput_s(buckets_s: Mapping[str, float]) -> dict[str, float]:
 class _Stage(enum.StrEnum):
     STARTING = "starting"
     TRAINING = "training"
-    AWAY = "away"  # it trained when the scheduler stopped; later events tell whether it continued
+    AWAY = "away"  # the job trained when the scheduler stopped; later events show whether it continued
     FORMING = "forming"
     RESTORING = "restoring"
     OVER = "over"
@@ -69,7 +69,7 @@ class Goodput:
     sample_step: int = 0  # in training: the step at the mark
     high_step: int = 0  # the highest step seen
     away_from_us: int = 0
-    owed_us: int = 0  # time not passed yet in which steps waited for saves
+    owed_us: int = 0  # time, not passed yet, in which steps waited for saves
     lost_at_us: int = 0  # the first loss seen since the scheduler came back; 0: none
     missing: set[int] = field(default_factory=set)
     totals_us: dict[str, int] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class Goodput:
         return self.seen_us if self.stage == _Stage.OVER else max(self.seen_us, round((until or 0) * 1e6))
 
     def carried(self) -> dict[str, Any]:
-        """Return the state as plain values, for the first event of a file that follows a lost one."""
+        """Return the state as plain values, for the first event after a dropped file."""
         return {
             **{name: getattr(self, name) for name in _CARRIED},
             "missing": sorted(self.missing),
@@ -138,7 +138,7 @@ class Goodput:
 
     def _carry(self, more: Mapping[str, Any]) -> None:
         if self.began_us is not None:
-            return  # the events before it are here and say the same
+            return  # the earlier events are present and give the same result
         numbers = {name: more.get(name, 0 if name in _LATER else None) for name in _CARRIED if name != "stage"}
         totals, missing, stage = more.get("totals_us"), more.get("missing"), more.get("stage")
         if not all(type(one) is int for one in numbers.values()) or stage not in set(_Stage):
@@ -175,7 +175,10 @@ class Goodput:
         self.mark_us = at
 
     def _pass_training(self, at: int, step: int) -> None:
-        """Pass training time. Steps seen before count as redone; steps of one sample count as equally long."""
+        """Pass training time.
+
+        Steps seen before count as redone. All steps of one sample are assumed to take equally long.
+        """
         stalled = min(self.owed_us, at - self.mark_us)
         self.owed_us -= stalled
         self._spend(Bucket.STALLS, stalled)
@@ -191,7 +194,7 @@ class Goodput:
         self.high_step = max(self.high_step, step)
 
     def _break(self, at: int, step: int) -> None:
-        """End the current activity; the members' meeting follows."""
+        """End the current activity; the members then form a new generation."""
         went_on = self.stage == _Stage.AWAY and step > self.sample_step
         if self.stage == _Stage.TRAINING or went_on:
             self._pass_training(at, step)
@@ -208,7 +211,7 @@ class Goodput:
             self.stage = _Stage.FORMING
 
     def _train(self, at: int, step: int) -> None:
-        if self.stage == _Stage.AWAY:  # training continued while no scheduler was there
+        if self.stage == _Stage.AWAY:  # training continued while there was no scheduler
             self.stage = _Stage.TRAINING
             self._pass_training(at, step)
         elif self.stage != _Stage.TRAINING:

@@ -1,7 +1,7 @@
-"""A job's events and statistics: time spent, goodput, recoveries.
+"""Read a job's events, and compute its statistics: time spent, goodput, recoveries.
 
-The page, metrics, report and commands all show these statistics, so they agree. A reader that follows the event log
-remembers its last line, so it repeats nothing when a file is rotated.
+The page, the metrics, the report and the commands all show these statistics, so they agree. A reader that follows the
+event log remembers the last line, so that it repeats nothing when a file is rotated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from samebits.printable import counted, listed
 from samebits.store.text_log import Tail
 
 LOOK_S = 0.25
-PATIENCE_LOOKS = 4  # without news after the job's end, before reading stops
+PATIENCE_LOOKS = 4  # polls without news after the job's end, before reading stops
 
 
 class EventStream:
@@ -36,10 +36,10 @@ class EventStream:
         self._asked = 0
 
     def new(self) -> list[JobEvent]:
-        """Return the events since the last call; all of them at the first.
+        """Return the events since the last call; the first call returns all events.
 
         Raises:
-            StoreError: the disk refuses, or a file is another user's.
+            StoreError: the disk reports an error, or a file belongs to another user.
         """
         lines, is_anew = self._tail.new_lines()
         if is_anew and self._last in lines:
@@ -67,11 +67,11 @@ class EventStream:
 
 
 class RecoveryFeed:
-    """The recoveries of the job in this folder that end after this object was made.
+    """The recoveries of the job in this folder that end after this object was created.
 
     Attributes:
-        over: these recoveries, as far as the events were read.
-        trained: the last generation in which every member trained, according to the events read so far; 0: none.
+        over: these recoveries, according to the events read so far.
+        trained: the last generation in which every member trained, according to the events read so far; 0 for none.
     """
 
     def __init__(self, recovery_path: Path) -> None:
@@ -118,7 +118,8 @@ def account(events: Sequence[JobEvent], now: float | None = None) -> dict[str, A
     """Return the job's statistics as plain values: identity, time, progress, buckets and recoveries.
 
     Args:
-        now: seconds since 1970 up to which an unfinished job counts; None: up to its last event.
+        events: the job's events.
+        now: the time, in seconds since 1970, up to which an unfinished job counts; None for its last event.
     """
     fold = goodput_of(events)
     wall_us = fold.wall_us(now)
@@ -183,11 +184,11 @@ _PHASES = {
     "meet": _BUCKETS[Bucket.FORMING],
     "restore": _BUCKETS[Bucket.RESTORING],
 }
-"""The names of a recovery's phases: those of the time buckets that count their time."""
+"""The names of a recovery's phases, equal to those of the time buckets to which their time is added."""
 
 
 def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:
-    """Return one recovery as a line, the same wherever it is shown."""
+    """Return one recovery as a line, in the form used everywhere."""
     at = time.strftime("%H:%M:%S", time.localtime(row.noticed_at))
     phases = ", ".join(f"{_PHASES[name]} {duration(ms / 1000)}" for name, ms in row.phases().items() if ms >= 0.5)
     began = "training began" if row.is_first_start else "trained again"
@@ -203,13 +204,13 @@ def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:
 class StepColumn:
     """Computes the step to show with each of a job's events, in order.
 
-    An event holds the step that its scheduler start had heard of, which may be lower than in earlier events.
+    An event has the step that its scheduler start knew of, which may be lower than in earlier events.
     """
 
     _reached: int = 0
 
     def of(self, event: JobEvent) -> int:
-        """Take in the next event; return its step."""
+        """Process the next event; return its step."""
         match event.kind:
             case EventKind.COMMITTED:
                 point = _whole(event.more.get("point"))
@@ -223,7 +224,10 @@ class StepColumn:
 
 
 def line(event: JobEvent, *, step: int | None) -> str:
-    """Return one event as a line; ``step`` is from ``StepColumn``, or None in a job whose script alone counts steps."""
+    """Return one event as a line.
+
+    ``step`` comes from ``StepColumn``; it is None for a job whose steps only its script counts.
+    """
     day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at)) + f".{int(event.at % 1 * 1000):03d}"
     parts = [day, f"{event.kind:<11}", f"generation {event.generation:<3}"]
     if step is not None:
@@ -251,7 +255,7 @@ def duration(seconds: float) -> str:
 
 
 def summary_of_folder(recovery_path: Path, heard: int, *, has_steps: bool = True) -> tuple[int, list[str]]:
-    """Return the last step (at least ``heard``) and the summary, if readable events exist.
+    """Return the last step (at least ``heard``) and the summary, which is empty without events.
 
     A job without steps (``has_steps``) is at step 0.
     """

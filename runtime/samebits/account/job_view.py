@@ -1,7 +1,7 @@
-"""A job's state at one moment, as its scheduler or its journal describes it.
+"""Structs for a job's state at one moment, from its scheduler or its journal.
 
 Everything that watches a job reads these structs: followers, ``samebits status`` and ``ps``, the page, the metrics.
-``samebits.service.status`` makes them, packs them into messages and unpacks them. The names in messages and in
+``samebits.service.status`` creates them, and packs them into messages and unpacks them. The names in messages and in
 ``samebits status --json`` are the fields' encoded names; a field that an older scheduler does not send has a default.
 """
 
@@ -22,7 +22,10 @@ JOURNAL, SCHEDULER = "journal", "scheduler"
 
 
 class PresenceState(Enum):
-    """A worker's presence, as its scheduler sees it; the last two only if no scheduler runs (``seen_view``)."""
+    """A worker's presence, as seen by its scheduler.
+
+    The last two are used only if no scheduler is running (``seen_view``).
+    """
 
     ALIVE = "alive"
     LOST = "lost"
@@ -35,9 +38,9 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     """A node and its latest process.
 
     Attributes:
-        slot: None for a spare, and for a node whose slot was given away.
+        slot: the node's slot; None for a spare, and for a node that lost its slot.
         started_at: when the process started, as in :class:`ProcessIdentity`.
-        figures: what the worker measures, by name.
+        figures: the worker's figures, by name.
         is_joining: no generation includes it yet.
     """
 
@@ -56,7 +59,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> ProcessIdentity:
-        """Return the identity of its process."""
+        """Return the identity of the node's latest process."""
         return ProcessIdentity(self.pid, self.started_at)
 
 
@@ -64,7 +67,7 @@ class Interruption(msgspec.Struct, frozen=True):
     """One end of the job that left it unfinished.
 
     Attributes:
-        label: that of ``kind``.
+        label: the label of ``kind``.
         status: the job's exit status if the script set it, else 0.
     """
 
@@ -94,7 +97,7 @@ class Interruption(msgspec.Struct, frozen=True):
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """The nodes to examine in a standstill; ``silent`` are the culprits that report nothing."""
+    """The nodes to examine in a standstill; ``silent`` are the culprits that send no reports."""
 
     step: int
     culprits: tuple[str, ...]
@@ -109,19 +112,20 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         source: JOURNAL or SCHEDULER.
         restore_step: the step at which this generation began.
         committed_step: the step of the newest point on every member's disk.
-        world_size: the present size; in an elastic world it may differ from ``wanted_size`` (WORKER_NUM).
+        world_size: the current size; in an elastic world, it may differ from ``wanted_size`` (WORKER_NUM).
         joining: how many workers no generation includes yet.
         ready: how many workers have entered the open round; None without an open round, and from a journal.
-        seat_free_in_s: how long a process that asked for its seat must still wait; None if none does.
-        standstill: which worker holds the others up, if no step is made; ``stall`` has the nodes.
+        seat_free_in_s: how long a process that asked for its seat must still wait; None if no process waits.
+        standstill: which worker holds up the others, if there is no progress; ``stall`` has the nodes.
         ailments: a sentence for each fault of a worker's host or device.
         stragglers: a sentence for each worker that is slower than the others.
         notices: the latest warnings, each with its number in this term.
         ended: how this scheduler start ended the job.
-        losses, last_losses: how many processes were lost so far, and why the last ones; only a journal knows.
-        workers: the nodes that hold slots. They and the other lists are empty in a pushed snapshot of a large job.
-        retired: the nodes whose slot was given away.
-        address: the scheduler's, if SCHED_HOST names several hosts.
+        losses, last_losses: how many processes were lost so far, and the reasons for the last losses; only from a
+            journal.
+        workers: the nodes that have slots. This and the other lists are empty in a pushed snapshot of a large job.
+        retired: the nodes that lost their slots to others.
+        address: the scheduler's address, if SCHED_HOST names several hosts.
     """
 
     source: str
@@ -164,7 +168,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         return f"job {self.job}" + (f" ({self.name})" if self.name else "")
 
     def plain(self) -> dict[str, Any]:
-        """Return the fields that the source knows, for JSON."""
+        """Return the fields that the source provides, for JSON."""
         content: dict[str, Any] = msgspec.to_builtins(self)
         unknown = _OF_A_SCHEDULER if self.from_journal else _OF_A_JOURNAL
         for name in unknown if self.address else (*unknown, "address"):
@@ -174,7 +178,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         return content
 
     def with_nodes_of(self, earlier: JobView) -> JobView:
-        """Return this state with the nodes of an earlier one, for a large job's snapshot, which names none."""
+        """Return this state with the nodes of an earlier one.
+
+        A pushed snapshot of a large job has no nodes.
+        """
         return msgspec.structs.replace(self, workers=earlier.workers, spares=earlier.spares, retired=earlier.retired)
 
     @property
@@ -193,11 +200,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         return self.min_world_size == self.max_world_size
 
     def node(self, name: str | None) -> WorkerView | None:
-        """Return what is known about one node."""
+        """Return the entry of one node, or None."""
         return next((one for one in self.nodes if one.node == name), None)
 
     def is_spare(self, node: str | None) -> bool:
-        """Return whether the node is a spare, by its entry or, if it has none, by its number."""
+        """Return whether the node is a spare, by its entry or, without one, by its number."""
         known = self.node(node)
         return known in self.spares if known is not None else names_spare(node, self.max_world_size)
 

@@ -1,8 +1,8 @@
-"""Every recovery of a job as one row: cause, phases in milliseconds and cost, from the events alone.
+"""Derive a job's recoveries from its events, each with its cause, phases and cost.
 
 A recovery lasts from the first loss (or the round, if no member was lost) until every member of the next generation
-trains. Further losses in that time belong to the same row. A loss before the first step counts as well. If the job ends
-during a recovery, the recovery is dropped: a person who restarts an ended job resumes it, which is no recovery.
+trains. Further losses in that time belong to the same recovery. A loss before the first step counts as well. If the job
+ends during a recovery, the recovery is dropped: a user who restarts an ended job resumes it, which is not a recovery.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from samebits.printable import counted
 
 @dataclass(slots=True)
 class Recovery:
-    """One row. Times are in seconds since 1970; None: not reached yet.
+    """One recovery. Times are in seconds since 1970, or None if not reached yet.
 
     Attributes:
-        silent_ms: between the lost worker's last message, or the close of its connection, and the loss.
-        seated_at: when the last missing slot was taken.
+        silent_ms: the time from the lost worker's last message, or the close of its connection, to the loss.
+        seated_at: when the last missing slot was filled.
         is_first_start: the job had not trained before, so training began only after this recovery.
         all_lost: every member was lost, so no worker could report the last step, and ``step`` is a lower bound.
         last_to_join: the worker that the others waited for.
@@ -33,7 +33,7 @@ class Recovery:
     cause: str
     lost: list[str]
     noticed_at: float
-    step: int  # the highest before it
+    step: int  # the highest step before it
     silent_ms: float = 0.0
     decided_at: float | None = None
     seated_at: float | None = None
@@ -51,7 +51,10 @@ class Recovery:
 
     @property
     def total_ms(self) -> float | None:
-        """Return the time until training in ms; None while it lasts. Clocks set back count as paused."""
+        """Return the time until training in ms; None during the recovery.
+
+        A clock that was set back counts as paused.
+        """
         return None if self.trains_at is None else round(sum(self.phases().values()), 1)
 
     @property
@@ -60,7 +63,7 @@ class Recovery:
         return 0 if self.restore_step is None else max(0, self.step - self.restore_step)
 
     def steps_lost_text(self) -> str:
-        """Return ``no step``, ``3 steps`` or ``at least 3 steps``."""
+        """Return the lost steps as a text, such as ``no step``, ``3 steps`` or ``at least 3 steps``."""
         if self.all_lost:
             return f"at least {counted(self.steps_lost, 'step')}" if self.steps_lost else "an unknown number of steps"
         return counted(self.steps_lost, "step") if self.steps_lost else "no step"
@@ -104,12 +107,12 @@ class Recoveries:
     _open: Recovery | None = None
     _stage: _Stage = _Stage.STARTING
     _reached: int = 0  # the highest step seen on the current line, or in a checkpoint
-    _leaving: set[str] = field(default_factory=set)  # nodes that a person or launcher has asked to leave, and are here
+    _leaving: set[str] = field(default_factory=set)  # nodes asked to leave that have not left yet
     _absent: set[object] = field(default_factory=set)  # slots without a holder in the open recovery
     _formed: int = 0  # members of the last generation
     _members: int = 0  # members of the last generation that trained
-    _lost_slots: set[object] = field(default_factory=set)  # in the open recovery; a node if its slot is unknown
-    _has_left: bool = False  # such a node, since every member trained
+    _lost_slots: set[object] = field(default_factory=set)  # in the open recovery; the node if unknown
+    _has_left: bool = False  # whether a leaving node has left since every member trained
 
     def add(self, event: JobEvent) -> None:
         """Add one event."""
@@ -129,7 +132,7 @@ class Recoveries:
             case EventKind.TRAINED | EventKind.INTERRUPTED | EventKind.FINISHED:
                 self.rows = [row for row in self.rows if row is not self._open]
                 self._open, self._stage = None, _Stage.OVER
-            case EventKind.CAUSE:  # it may come after the recovery
+            case EventKind.CAUSE:  # it may arrive after the recovery
                 self._explain(event)
             case EventKind.LOST | EventKind.ROUND if self._open is None and self._interrupts(event):
                 self._begin(event)
@@ -137,14 +140,14 @@ class Recoveries:
                 self._go_on(self._open, event)
 
     def _interrupts(self, event: JobEvent) -> bool:
-        """Return whether this loss or round begins a recovery: before the first training, only a loss does."""
+        """Return whether this loss or round begins a recovery; before the first training, only a loss does."""
         if event.more.get("spare"):
             return False
         is_start = self._stage is _Stage.STARTING and event.kind is EventKind.LOST
         return self._stage is _Stage.TRAINED or is_start
 
     def _reach(self, event: JobEvent) -> None:
-        """Update the highest known step, which a scheduler that starts with all workers does not know."""
+        """Update the highest known step, which a newly started scheduler does not know."""
         match event.kind:
             case EventKind.GENERATION:
                 self._formed = int(_number(event.more.get("members")))
@@ -189,7 +192,7 @@ class Recoveries:
             case EventKind.LEFT | EventKind.RETIRED:
                 self._absent.add(event.more.get("slot"))
             case EventKind.ROUND:
-                if row not in self.rows:  # losing a node that is not a member yet begins no recovery
+                if row not in self.rows:  # the loss of a node that is not a member yet begins no recovery
                     self.rows.append(row)
                 row.decided_at = row.decided_at or event.at
                 row.missing = str(event.more.get("missing", ""))
@@ -198,7 +201,7 @@ class Recoveries:
                 self._absent.discard(event.more.get("slot"))
                 row.decided_at = (
                     row.decided_at or row.noticed_at
-                )  # all members were lost, so none was left to begin the round
+                )  # all members were lost, so none was left to begin a round
                 row.seated_at = event.at
             case EventKind.GENERATION:
                 row.formed_at, row.generation, row.restored_from = event.at, event.generation, event.text
@@ -215,7 +218,7 @@ class Recoveries:
 
 
 def loss_of(event: JobEvent) -> str:
-    """Return a loss as a sentence: ``worker 1 was killed by …`` or ``worker 1: its process is gone``."""
+    """Return a loss as a sentence, such as ``worker 1 was killed by …`` or ``worker 1: its process is gone``."""
     is_predicate = event.text.startswith(("was ", "is ", "ended ", "failed "))
     return f"worker {event.node}{' ' if is_predicate else ': '}{event.text}"
 

@@ -1,7 +1,7 @@
-"""A job's history as spans for a tracing system, computed from its events alone.
+"""Convert a job's events to spans for a tracing system.
 
 No step ever waits for a trace, because only recorded events are read. A span is emitted once both of its ends are
-known, so reading the events again, or incrementally, gives the same spans, each once.
+known, so rereading the events, or reading them incrementally, gives the same spans, each once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from samebits.account.recoveries import Recoveries, Recovery
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One span of a trace: ``began_at`` and ``ended_at`` in seconds since 1970, ``parts`` its child spans."""
+    """One span of a trace; times are in seconds since 1970, and ``parts`` are the child spans."""
 
     name: str
     began_at: float
@@ -74,7 +74,7 @@ class Spans:
         return [self._span("form", began_at, event, last_to_join=str(event.more.get("last", "")), **more)]
 
     def _committed(self, event: JobEvent) -> list[Span]:
-        """Return the span from the last point, or the start of training, with the time steps waited."""
+        """Return the span since the last point or the start of training, with the time that steps waited."""
         began_at, self._committed_at = self._committed_at, event.at
         if began_at is None:
             return []

@@ -1,5 +1,5 @@
-"""APIs under the names of other frameworks, over parts of the runtime; usable without a job.
+"""APIs with the names of other frameworks, built on parts of the runtime; usable without a job.
 
-Decisions are those of ``core``, files are written by ``store``. Importing the package does not load torch, and nothing
-is pickled or evaluated.
+``core`` makes the decisions, and ``store`` writes the files. Importing the package does not load torch, and nothing is
+pickled or evaluated.
 """

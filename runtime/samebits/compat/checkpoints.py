@@ -1,8 +1,8 @@
-"""``ModelCheckpoint`` and ``CheckpointRecovery``: a rank's points without ``samebits.elastic``, in the job's format.
+"""Save and load a rank's points without ``samebits.elastic``, in the job's format.
 
-Both are for a loop that saves and loads by itself. Every byte read is compared with its hash, everything written is
-durable when the call returns, and nothing is pickled. Points that a job has saved can be loaded here, but a job's own
-folder is never written to.
+``ModelCheckpoint`` and ``CheckpointRecovery`` are for loops that save and load on their own. Every byte read is
+verified with its hash, everything written is durable when the call returns, and nothing is pickled. Points that a job
+has saved can be loaded here, but a job's own folder is never written.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class ModelCheckpoint:
 
     Args:
         directory: the folder in which each rank has its own folder.
-        save_checkpoint_steps: steps between two checkpoints.
-        keep_checkpoint_max: checkpoints kept, at least 2.
+        save_checkpoint_steps: number of steps between two checkpoints.
+        keep_checkpoint_max: number of checkpoints to keep, at least 2.
         prefix: a folder in ``directory``, so that several models can share it.
-        config: replaces the two numbers. In a callback of :meth:`Model.train`, all of it applies to the job, which
-            saves in CHECKPOINT_PATH.
+        config: replaces the two numbers above. In a callback of :meth:`Model.train`, the entire config applies to the
+            job, which saves in CHECKPOINT_PATH.
         rank, world_size: this process's rank and the number of processes that save.
 
     Raises:
@@ -101,7 +101,7 @@ class ModelCheckpoint:
         Args:
             step: completed steps.
             model, optimizer: objects with ``state_dict()``.
-            values: tensors and plain values to save with model and optimizer.
+            values: tensors and plain values to save with the model and the optimizer.
 
         Raises:
             CheckpointError: a value cannot be saved exactly; the message names it.
@@ -130,11 +130,11 @@ class CheckpointRecovery:
     """Load a rank's newest undamaged checkpoint, saved by a job, :class:`ModelCheckpoint` or this class.
 
     Args:
-        checkpoint_dir: the folder; CHECKPOINT_PATH for a job's checkpoints.
+        checkpoint_dir: the folder of the checkpoints; CHECKPOINT_PATH for those of a job.
         rank: the rank whose checkpoints are used.
 
     Attributes:
-        checkpoint_interval: 100; not used by this class, but available to your loop may read it.
+        checkpoint_interval: 100; this class does not use it, but your loop may read it.
         current_step: the step that was saved last.
     """
 
@@ -189,7 +189,7 @@ class CheckpointRecovery:
 
         Args:
             model: a module, with or without DistributedDataParallel.
-            optimizer: also loaded if given.
+            optimizer: an optimizer, also loaded if given.
 
         Raises:
             CheckpointError: the checkpoint belongs to a different model or optimizer, or is sharded; the message names

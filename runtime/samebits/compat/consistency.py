@@ -1,7 +1,7 @@
-"""Replicas that should agree: merge versioned values, compare states, and choose one if they differ.
+"""Merge versioned values of replicas, compare replicas' states, and choose one if they differ.
 
 ``StateSynchronization`` merges by version (``core.keys.key_store.newest``). ``ConsistencyProtocol`` and
-``ConsistencyRecovery`` use ``core.watch.equality.judge``, as a job does with the digests of its ranks. Values are
+``ConsistencyRecovery`` use ``core.watch.equality.judge``, as a job does with the digests of its ranks. States are
 compared by the xxh3_128 hash of their msgpack encoding; nothing is pickled or evaluated.
 """
 
@@ -23,17 +23,17 @@ __all__ = ["ConsistencyProtocol", "ConsistencyRecovery", "StateSynchronization",
 
 
 MAX_SERIALIZED_BYTES = 1 << 30
-"""``deserialize_state`` refuses more, so that a wrong file does not fill the memory."""
+"""``deserialize_state`` refuses larger data, so that a wrong file does not fill the memory."""
 
 
 class Replica(Protocol):
     """A node whose state can be read and set."""
 
     def get_state(self) -> Any:
-        """Return the state: plain values."""
+        """Return the state, which consists of plain values."""
 
     def set_state(self, state: Any) -> Any:
-        """Replace the state by this one."""
+        """Replace the state with this one."""
 
 
 class StateSynchronization:
@@ -43,7 +43,7 @@ class StateSynchronization:
     numbers, strings, bytes, and lists and dicts of these. Any other type raises ``UsageError``.
 
     Attributes:
-        version: rises with every change; after :meth:`sync_state` at least the other process's version.
+        version: increases with every change; after :meth:`sync_state`, at least the other process's version.
 
     Example::
 
@@ -103,7 +103,7 @@ class StateSynchronization:
         """Replace all values with those that :meth:`serialize_state` returned.
 
         Raises:
-            UsageError: the bytes are others, or more than 1 GiB; nothing was changed.
+            UsageError: these are different bytes, or more than 1 GiB; nothing was changed.
         """
         if len(serialized) > MAX_SERIALIZED_BYTES:
             raise UsageError(f"StateSynchronization.deserialize_state: {len(serialized)} bytes are more than 1 GiB")
@@ -163,11 +163,11 @@ class StateSynchronization:
 
 
 class Strategy(enum.StrEnum):
-    """Which state all replicas take if they differ."""
+    """The state that all replicas take if they differ."""
 
-    MAJORITY = "majority"  # that of more than half
-    LEADER = "leader"  # that of the lowest rank, or of the one that is named
-    DEFAULT = "default"  # the majority's; without one the leader's
+    MAJORITY = "majority"  # the state of more than half of the replicas
+    LEADER = "leader"  # the state of the lowest rank, or of the given leader
+    DEFAULT = "default"  # the majority's state or, without a majority, the leader's
 
 
 class ConsistencyProtocol:
@@ -176,7 +176,7 @@ class ConsistencyProtocol:
     States are compared by an xxh3_128 hash of their msgpack encoding; pass a tensor as ``tensor.numpy().tobytes()``.
 
     Args:
-        capacity: number of node ids, from 0, for which sequence numbers are kept.
+        capacity: number of node ids, starting at 0, for which sequence numbers are kept.
 
     Raises:
         UsageError: ``capacity`` is below 1.
@@ -195,7 +195,7 @@ class ConsistencyProtocol:
         self._numbers: dict[int, int] = {}
 
     def get_sequence_number(self, node_id: int) -> int:
-        """Return the node's sequence number; 0 if it has none."""
+        """Return the node's sequence number; 0 if there is none."""
         return self._numbers.get(node_id, 0)
 
     def update_sequence_number(self, node_id: int, sequence_number: int) -> int:
@@ -238,10 +238,10 @@ class ConsistencyRecovery:
     Args:
         strategy: ``"majority"``: the state of more than half of the ranks; ``"leader"``: the state of one rank;
             ``"default"``: the majority's state, or the leader's if there is no majority.
-        leader: rank of the leader; None: the lowest rank.
+        leader: rank of the leader; None for the lowest rank.
 
     Raises:
-        UsageError: an unknown strategy.
+        UsageError: the strategy is unknown.
 
     Example::
 
@@ -267,13 +267,13 @@ class ConsistencyRecovery:
         self.strategy = ConsistencyRecovery(strategy).strategy
 
     def recover_consistency(self, nodes: Sequence[Replica]) -> bool:
-        """Choose a state like :meth:`recover`, and give each node a copy. Return True.
+        """Choose a state like :meth:`recover`, give each node a copy, and return True.
 
         Args:
             nodes: objects with ``get_state()`` and ``set_state(state)``; their indices are the ranks.
 
         Raises:
-            UsageError, UnequalError: as in :meth:`recover`; no node was changed.
+            UsageError, UnequalError: as for :meth:`recover`; no node was changed.
         """
         chosen = self.recover({rank: node.get_state() for rank, node in enumerate(nodes)})
         for node in nodes:
@@ -285,7 +285,7 @@ class ConsistencyRecovery:
 
         Raises:
             UsageError: no states were given, or the leader's is missing.
-            UnequalError: the strategy is ``majority``, and no state is held by more than half.
+            UnequalError: the strategy is ``majority``, and no state is that of more than half of the ranks.
         """
         judgement = ConsistencyProtocol().check(states)
         if not judgement.groups:
@@ -317,7 +317,7 @@ def _packed(name: str, value: Any) -> bytes:
 
 
 def _in_order(value: Any) -> Any:
-    """Sort dicts by their keys, so that equal dicts are packed alike."""
+    """Sort dicts by their keys, so that equal dicts have equal encodings."""
     if isinstance(value, Mapping):
         return {key: _in_order(value[key]) for key in sorted(value, key=lambda key: (str(type(key)), key))}
     return [_in_order(one) for one in value] if isinstance(value, list | tuple) else value

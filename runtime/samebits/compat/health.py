@@ -1,6 +1,6 @@
-"""``samebits.HealthChecker``: find problems of this host, without a job.
+"""Find problems of this host without a job, with ``samebits.HealthChecker``.
 
-The sensors are those of ``service.health``. The limits and their hysteresis are those of ``core.watch.health_limits``.
+The sensors are those of ``service.health``. The limits and their hysteresis come from ``core.watch.health_limits``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class HealthChecker:
     """Compare this host's CPU, memory and disk use with limits.
 
     Args:
-        capacity: number of node ids, from 0, for which the status is kept.
-        cpu_limit, memory_limit, disk_limit: largest shares in use, above 0 and at most 1.
+        capacity: number of node ids, starting at 0, for which the status is kept.
+        cpu_limit, memory_limit, disk_limit: maximum shares in use, above 0 and at most 1.
         paths: folders whose disks are checked.
 
     Raises:
@@ -63,7 +63,7 @@ class HealthChecker:
         return not self._watch.ailments
 
     def perform_health_check(self, node_id: int) -> int:
-        """Check this host once and keep the result as the status of ``node_id``.
+        """Check this host once, and store the result as the status of ``node_id``.
 
         Return 1 if the host is healthy, 0 if it exceeds a limit. Only this host can be checked, so each node passes its
         own id. The call takes 0.1 s, during which the CPU load is measured.
@@ -79,7 +79,7 @@ class HealthChecker:
         return int(not over)
 
     def get_health_status(self, node_id: int) -> int:
-        """Return a node's kept status.
+        """Return a node's stored status.
 
         The status is 1 if the node was healthy, and 0 if it exceeded a limit, was never checked, or is beyond
         ``capacity``.

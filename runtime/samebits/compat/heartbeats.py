@@ -1,6 +1,6 @@
-"""``samebits.HeartbeatDetector``: find silent nodes, for programs that watch their own processes.
+"""Find silent nodes with ``samebits.HeartbeatDetector``, in programs that watch their own processes.
 
-A lease is renewed by every heartbeat and ends by silence, as in the scheduler (``core.membership.leases``). A pause of
+Every heartbeat renews a lease, which ends after silence, as in the scheduler (``core.membership.leases``). A pause of
 the watching process does not count as silence.
 """
 
@@ -18,9 +18,9 @@ class HeartbeatDetector:
     """Find nodes that have stopped sending heartbeats.
 
     Args:
-        capacity: largest number of nodes.
+        capacity: maximum number of nodes.
         timeout: seconds of silence after which a node counts as failed.
-        clock: returns seconds that never decrease.
+        clock: returns the time in seconds, which never decreases.
 
     Raises:
         UsageError: ``capacity`` is below 1, or ``timeout`` is not above 0.
@@ -63,7 +63,7 @@ class HeartbeatDetector:
         further apart, the time between them counts as a pause of this process, and not as a node's silence.
 
         Args:
-            max_nodes: return at most this many; None: all.
+            max_nodes: the maximum number of nodes to return; None for all.
         """
         now = self._clock()
         pause_s, self._looked_at = now - self._looked_at, now

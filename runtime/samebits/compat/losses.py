@@ -1,4 +1,4 @@
-"""``samebits.LossMonitor``: print the loss every few steps, and warn if it is not finite."""
+"""Print the loss every few steps, and warn if it is not finite, with ``samebits.LossMonitor``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LossMonitor:
     Use it in your own loop or as a callback of :meth:`Model.train`.
 
     Args:
-        per_print_times: steps between printed losses; 0: only warn.
+        per_print_times: number of steps between printed losses; 0 to only warn.
 
     Attributes:
         last: the last loss; None before the first step.

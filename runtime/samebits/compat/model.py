@@ -1,6 +1,6 @@
-"""``samebits.Model``: MindSpore's training loop over a PyTorch network, loss and optimizer.
+"""Run MindSpore's training loop over a PyTorch network, loss and optimizer, with ``samebits.Model``.
 
-For any other loop, start from that of docs/tutorials/recoverable-script.md, which recovers in the same way.
+For any other loop, start from the one in docs/tutorials/recoverable-script.md, which recovers in the same way.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ __all__ = ["Model"]
 
 
 class Callback(Protocol):
-    """Called after each step, as :class:`samebits.LossMonitor` is."""
+    """An object that is called after each step, such as :class:`samebits.LossMonitor`."""
 
     def step_end(self, step: int, loss: Any, epoch: int | None = None) -> Any:
-        """Take a completed step's loss."""
+        """Handle a completed step and its loss."""
 
 
 class Model:
@@ -43,7 +43,7 @@ class Model:
         """Train until ``epoch`` epochs are complete, counted from the job's first start.
 
         Args:
-            epoch: number of epochs.
+            epoch: the total number of epochs.
             train_dataset: a DataLoader of (inputs, labels) with a :class:`samebits.ElasticSampler`.
             callbacks: objects with ``step_end(step, loss, epoch)``, called on every rank. A :class:`ModelCheckpoint`
                 only provides its ``config``: the job saves the checkpoints.

@@ -1,4 +1,4 @@
-"""The page's actions: kill a worker, make it leave, or kill a random rank.
+"""Carry out the page's actions: kill a worker, make it leave, or kill a random rank.
 
 An action is a few bytes of JSON, read only after ``guard`` has admitted the request. One action runs at a time.
 """
@@ -41,7 +41,7 @@ class Deed(enum.StrEnum):
 
     @property
     def text(self) -> str:
-        """The action as it precedes the worker's name in a sentence."""
+        """The action, worded to precede the worker's name in a sentence."""
         return {Deed.KILL: "kill -9 of", Deed.DRAIN: "leave for good:", Deed.DRILL: "drill: kill -9 of"}[self]
 
 
@@ -52,11 +52,11 @@ def act(settings: Settings, deed: Deed, node: str, asker: str) -> str:
         settings: settings of the job that was started in the current folder.
         deed: the action.
         node: the worker; ignored for ``DRILL``, which picks one of this machine's ranks at random.
-        asker: who requested it, for the history.
+        asker: a description of the requester, for the history.
 
     Raises:
         UsageError: the action is not possible now; nothing was done.
-        StoreError: it could not be recorded; nothing was done.
+        StoreError: the action could not be recorded; nothing was done.
     """
     if not settings.enable_recovery:
         raise UsageError(
@@ -159,13 +159,13 @@ def order_in(body: bytes) -> tuple[Deed, str] | None:
     if not isinstance(told, dict) or told.get("do") not in list(map(str, Deed)) or told.keys() - {"do", "node"}:
         return None
     node = told.get("node", "")
-    # A lone surrogate is not printable either, and could not be sent back in the answer.
+    # A lone surrogate is not printable, and could not be sent back in the answer.
     is_name = isinstance(node, str) and len(node) <= 128 and node.isprintable()
     return (Deed(told["do"]), node) if is_name else None
 
 
 def asker_of(request: Request) -> str:
-    """Describe the requester: an address, and on loopback the user of the connection."""
+    """Describe the requester by its address and, on loopback, the connection's user."""
     if request.client is None:
         return "the page"
     uid = uid_of(request.client, request.scope.get("server"))

@@ -1,6 +1,6 @@
-"""``samebits dashboard``: serve the page of this folder's job until stopped.
+"""Serve the page of this folder's job until stopped, for ``samebits dashboard``.
 
-It runs as a process of its own, so that the scheduler stays small and the page outlives the job.
+The command runs as a separate process, so that the scheduler stays small and the page outlives the job.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BACKLOG = 128
 UNREAD_MS = 60_000
 """Milliseconds that sent data may stay unread before the kernel closes the connection (tcp(7)).
 
-Otherwise a suspended page would keep its connection forever. A page reconnects by itself when it resumes.
+Otherwise, a suspended page would keep its connection forever. A page reconnects automatically when it resumes.
 """
 
 
@@ -119,7 +119,7 @@ def _serve(settings: Settings, host: str, listener: socket.socket, guard: Guard,
 
 
 def server_of(app: Starlette, connections: Connections) -> uvicorn.Server:
-    """Return the web server of the page, to be run on a listening socket."""
+    """Return the page's web server, which the caller runs on a listening socket."""
     import uvicorn
 
     return uvicorn.Server(

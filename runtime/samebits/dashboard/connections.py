@@ -1,10 +1,9 @@
 """Bound the page's open connections, and the time in which a request must arrive.
 
 A connection is a guest unless ``guard`` has admitted its request to read the job and the request is being answered.
-Guests beyond the bound are closed: the oldest guest of the user or address with the most guests, and this user's last.
-So
-idle connections, partial requests and floods by other users cost the job's owner nothing. ``net.gate`` bounds the
-scheduler's port by the same rule.
+Guests beyond the bound are closed: first the oldest guest of the user or address with the most guests, and this user's
+guests last. So idle connections, partial requests and floods by other users do not affect the job's owner. ``net.gate``
+bounds the scheduler's port by the same rule.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from samebits.dashboard.guard import Ends, uids_of
 
 MOST_CONNECTIONS = 128
 REQUEST_S = 10.0
-"""Seconds in which a request and its body must arrive after the connection was made or the last answer was sent."""
+"""Seconds, after the connection was made or the last answer was sent, in which a request and its body must arrive."""
 DESCRIPTORS_EACH = 8
-"""The kernel's queue can be accepted three times before the first of those connections can be closed."""
+"""The kernel's queue can be accepted three times before the first of these connections can be closed."""
 TRUST = "samebits_trust"
-"""Key in a request's ``scope["state"]`` of a function to call once ``guard`` admits the request to read the job."""
+"""The key, in a request's ``scope["state"]``, of a function to call once ``guard`` admits it to read the job."""
 _OWNER = "owner"
 
 
@@ -102,7 +101,7 @@ class Connection(H11Protocol):
         return is_answered or not self._is_trusted
 
     def abort(self) -> None:
-        """Close at once; unsent data is dropped."""
+        """Close the connection at once, and drop unsent data."""
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -1,10 +1,10 @@
 """Decide whether a request may be answered, from its method and headers alone.
 
 Every web site that the user's browser opens can reach a page on loopback. So a request must name this server as its
-host (DNS rebinding uses one of the attacker's names) and must not come from another site. Without actions it can only
-read. If the job has a secret, the request must carry a token derived from the secret. If not, other users of this
-machine need a random token. An action, if actions are on, always needs a token and must declare that it comes from this
-page.
+host (DNS rebinding uses one of the attacker's names) and must not come from another site. Without actions, a request
+can only read. If the job has a secret, the request must carry a token derived from the secret. If not, other users of
+this machine need a random token. An action, if actions are enabled, always needs a token and must declare that it comes
+from this page.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def uid_of(client: Endpoint | None, server: tuple[str, int | None] | None, folde
 
 
 def uids_of(connections: Sequence[Ends], folder: Path = PROC_NET) -> list[int | None]:
-    """Return the user ids of many connections, given as (client, server), reading each table once."""
+    """Return the user ids of many (client, server) connections; each table is read once."""
     found: list[int | None] = [None] * len(connections)
     for table, version in (("tcp", 4), ("tcp6", 6)):
         sought: dict[tuple[str, str], int] = {}
@@ -61,12 +61,12 @@ def uids_of(connections: Sequence[Ends], folder: Path = PROC_NET) -> list[int | 
 
 
 def _as_there(end: Endpoint, version: int) -> str:
-    """Return the end as that version's table shows it: hexadecimal 4-byte numbers in host byte order.
+    """Return the address in the table's form: hexadecimal 4-byte numbers in host byte order.
 
-    A socket of version 6 shows an IPv4 address as ``::ffff:127.0.0.1`` (RFC 4291, section 2.5.5.2).
+    An IPv6 socket's IPv4 address has the form ``::ffff:127.0.0.1`` (RFC 4291, section 2.5.5.2).
 
     Raises:
-        ValueError: that table has no such address.
+        ValueError: the table of this version has no such address.
     """
     address = ipaddress.ip_address(end[0])
     if address.version == 4 and version == 6:
@@ -81,7 +81,7 @@ def _as_there(end: Endpoint, version: int) -> str:
 COOKIE = "samebits_token"
 ACTION = "/api/act"
 ACTION_TYPE = "application/json"
-"""A form on another site cannot send this type, and a script must ask first (fetch.spec.whatwg.org, CORS)."""
+"""A form on another site cannot send this type, and a script needs a preflight (fetch.spec.whatwg.org, CORS)."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -107,9 +107,9 @@ class Guard:
 
     Attributes:
         names: host names of this server, besides addresses and localhost.
-        token: required from every reader; None: not required.
-        action_token: required for an action; None: actions are off.
-        others_token: if no ``token`` is required, required from other users of this machine; None: not required.
+        token: the token that every reader needs; None if none is needed.
+        action_token: the token that an action needs; None if actions are disabled.
+        others_token: without ``token``, the token that other users of this machine need; None if none is needed.
     """
 
     names: frozenset[str]
@@ -155,7 +155,10 @@ class Guard:
         return self._judge_action(headers) if method == "POST" else None
 
     def _judge_action(self, headers: Mapping[str, str]) -> RequestRefused | None:
-        """Judge an action; its token must be in a header or cookie, not in a URL, which others may have seen."""
+        """Judge an action.
+
+        Its token must be in a header or a cookie, not in a URL, which others may have seen.
+        """
         if headers.get("origin") is None:
             return RequestRefused(HTTPStatus.FORBIDDEN, "an action needs an Origin header, and this request has none")
         if headers.get("content-type", "").partition(";")[0].strip().lower() != ACTION_TYPE:
@@ -168,7 +171,7 @@ class Guard:
         return None
 
     def may_act(self, headers: Mapping[str, str]) -> bool:
-        """Return whether a page that sends these headers could act."""
+        """Return whether a page that sends these headers may request actions."""
         return self.action_token is not None and _shows(self.action_token, headers, None)
 
     def knows(self, token: str) -> bool:
@@ -201,19 +204,22 @@ def host_name(host: str) -> str | None:
 
 
 def token_of(keys: ClusterKeys | None) -> str | None:
-    """Return the token derived from the job's secret, or None without one; it does not reveal the secret."""
+    """Return the token derived from the job's secret, or None without a secret.
+
+    The token does not reveal the secret.
+    """
     if keys is None:
         return None
     return hashlib.blake2b(key=keys.scheduler.secret, person=b"dashboard", digest_size=24).hexdigest()
 
 
 def action_token_of(keys: ClusterKeys | None, *, is_on: bool) -> str | None:
-    """Return the token for actions: the job's, or a random one if the job has no secret."""
+    """Return the token for actions, which is random if the job has no secret."""
     return (token_of(keys) or secrets.token_hex(24)) if is_on else None
 
 
 def others_token_of(token: str | None, action_token: str | None) -> str | None:
-    """Return the token for other users of this machine if the job needs none; None if all readers need one."""
+    """Return the token for other users of this machine; None if all readers need a token anyway."""
     return None if token is not None else action_token or secrets.token_hex(24)
 
 

@@ -1,7 +1,7 @@
-"""Decide what the page's banner shows: what is wrong, which ranks, what happens next, and what to type.
+"""Decide what the page's banner shows: the problem, the ranks, what happens next, and the command to type.
 
-The result holds values and keys, because the page words them in its reader's language. Functions of their arguments
-only: clock, processes and files are the caller's.
+The result consists of values and keys, because the page words them in the reader's language. These functions depend
+only on their arguments: the caller has the clock, the processes and the files.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from samebits.account.recoveries import Recovery
 from samebits.config import Settings
 from samebits.spelling import spelled
 
-RECENT_S = 600.0  # how long a recovery that is over stays in the banner
+RECENT_S = 600.0  # how long a completed recovery stays in the banner
 STALL_WINDOW_S, STALL_SHARE, STALL_LEAST_S = 60.0, 0.2, 1.0
-"""Saves hold up training if steps waited for them for this share of the window, and for at least so long."""
+"""Saves hold up training if steps waited for them for this share of the window, and for at least this long."""
 NAMED = 8  # ranks in a banner
 _STILL = re.compile(r"no step for (\d+) s")
 _JUDGEMENT = re.compile(r" \((node|network|storage|software|data|device|cause unknown); ")
@@ -28,7 +28,7 @@ _KEPT_REMEDIES = ("job ends", "ends the job")
 
 
 class Trouble(enum.StrEnum):
-    """What the banner is about."""
+    """The subject of the banner."""
 
     LOST = "lost"
     REJOINING = "rejoining"
@@ -43,7 +43,7 @@ class Trouble(enum.StrEnum):
 
 
 class Next(enum.StrEnum):
-    """What happens without a person's help."""
+    """What happens next without a user's action."""
 
     SPARE = "spare"
     SPARE_CAME = "spare_came"
@@ -66,7 +66,7 @@ class Next(enum.StrEnum):
 
 
 class Until(enum.StrEnum):
-    """What a countdown leads to."""
+    """The event to which a countdown leads."""
 
     SEAT = "seat"
     SHRINK = "shrink"
@@ -79,13 +79,13 @@ class Incident:
     """The content of the banner.
 
     Attributes:
-        since: seconds since 1970; None: unknown.
+        since: when it began, in seconds since 1970; None if unknown.
         ranks: the ranks concerned, each with ``slot`` (None: unknown), ``node``, ``host`` and ``pid`` (0: unknown).
         more: how many further ranks are concerned.
-        why: as the scheduler or the script stated it; in English.
+        why: the reason that the scheduler or the script gave, in English.
         facts: values for the page's sentences.
         until: when each countdown ends, in seconds since 1970.
-        command: to copy; "" if there is nothing to do.
+        command: the command to copy; "" if there is nothing to do.
     """
 
     kind: Trouble
@@ -99,21 +99,21 @@ class Incident:
     command: str = ""
 
     def plain(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the incident as plain values for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentState:
-    """What is known at one moment.
+    """The known facts at one moment.
 
     Attributes:
-        is_away: a scheduler should answer, and none does.
-        away_since: since when; None: this server has never reached one.
+        is_away: a scheduler should answer, but none does.
+        away_since: since when no scheduler answers; None if this server has never reached one.
         is_supervised: a command on this host restarts the processes that it started.
-        host: this machine, as workers state theirs.
+        host: this machine's name, in the form that workers use.
         seat_free_at: when the process that waits longest gets its seat.
-        still_since: the last step before the present standstill.
+        still_since: the time of the last step before the current standstill.
         reported: step and time of rank 0's last report on this machine.
     """
 
@@ -132,7 +132,7 @@ class IncidentState:
 
 
 def incident_of(scene: IncidentState) -> Incident | None:
-    """Return what a person must know first; None while the job trains undisturbed."""
+    """Return the most important incident; None while the job trains undisturbed."""
     view = scene.view
     if view is None:
         return None
@@ -149,7 +149,7 @@ def incident_of(scene: IncidentState) -> Incident | None:
     if scene.is_away:
         return _away(scene, view)
     if view.from_journal:
-        return None  # nothing was asked for its present state
+        return None  # the current state is unknown
     lost = [one for one in view.workers if one.presence in (PresenceState.LOST, PresenceState.GONE)]
     if lost and not view.training_finished:
         return _lost(scene, view, lost)
@@ -172,9 +172,10 @@ def incident_of(scene: IncidentState) -> Incident | None:
 
 
 def without_remedy(text: str) -> str:
-    """Return a cause without what the scheduler expected to follow, which may be over or never have happened.
+    """Return a cause without the remedy that the scheduler expected.
 
-    ``… SIGKILL (node; a new process takes its place)`` becomes ``… SIGKILL (node)``. The end of the job stays.
+    The remedy may be over, or may never have happened. ``… SIGKILL (node; a new process takes its place)`` becomes
+    ``… SIGKILL (node)``. A remedy that ends the job is kept.
     """
     at = 0
     while (found := _JUDGEMENT.search(text, at)) is not None:
@@ -325,13 +326,13 @@ def _recovered(scene: IncidentState, view: JobView, row: Recovery) -> Incident:
 
 
 def still_since(standstill: str, now: float) -> float:
-    """Return when the last step was made, by a standstill's sentence that was made now."""
+    """Return the time of the last step, given a standstill's sentence that was made ``now``."""
     found = _STILL.match(standstill)
     return now - (float(found[1]) if found else 0.0)
 
 
 def _waited_for_saves(scene: IncidentState) -> tuple[float, float]:
-    """Return how long steps have waited for saves lately, and the length of that time."""
+    """Return how long steps have recently waited for saves, and the length of the period observed."""
     waited_ms, oldest = 0.0, scene.now
     for event in reversed(scene.events):
         if event.at < scene.now - STALL_WINDOW_S:
@@ -348,7 +349,7 @@ def _of_ranks(incident: Incident, workers: Sequence[WorkerView]) -> Incident:
 
 
 def _ranks_in(row: Recovery, events: Iterable[JobEvent], view: JobView) -> tuple[dict[str, Any], ...]:
-    """Return the ranks that a recovery lost, which other processes may hold by now."""
+    """Return the ranks lost in a recovery, which other processes may have taken over by now."""
     slots = {
         one.node: one.more.get("slot")
         for one in events

@@ -1,6 +1,6 @@
-"""The job's metrics in Prometheus' text format, from the same values as the page.
+"""Format the job's metrics as Prometheus text, from the same values as the page.
 
-Nothing is counted here: all numbers are sums of the events, so they survive a restart of this server. Names follow
+Nothing is counted here: all numbers are sums over the events, so they survive a restart of this server. Names follow
 prometheus.io/docs/practices/naming and instrumenting/exposition_formats.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def exposition(state: Mapping[str, Any]) -> str:
-    """Return the complete text for a ``Watch.state``."""
+    """Return the complete text for a ``JobWatch.state``."""
     return "".join(f"{line}\n" for line in _lines(state))
 
 

@@ -1,7 +1,7 @@
-"""``history --html``: write all that is known of a job into one self-contained HTML file.
+"""Write everything known about a job to one self-contained HTML file, for ``history --html``.
 
-The report is the page with its data embedded, so both show the same. It needs neither starlette nor a scheduler. It
-adds no secret: the settings are those that a job's processes compare, and the logs are copied unchanged.
+The report is the page with its data embedded, so both show the same content. It needs neither starlette nor a
+scheduler. It adds no secret: the settings are those that a job's processes compare, and the logs are copied unchanged.
 """
 
 from __future__ import annotations

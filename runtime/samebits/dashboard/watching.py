@@ -1,7 +1,7 @@
-"""Collect what the page shows: the scheduler's pushes, the events on disk, rank 0's reports, the ends of the logs.
+"""Collect the page's data: the scheduler's pushes, the events on disk, rank 0's reports, the ends of logs.
 
-``look`` reads what is new, and ``state`` returns the result as plain values. The events record what happened; the
-pushes describe the present. So a page that opens after the job's end works in the same way, without the pushes.
+``look`` reads new data, and ``state`` returns the result as plain values. The events record what happened; the pushes
+describe the current state. So a page that is opened after the job's end works in the same way, without the pushes.
 """
 
 from __future__ import annotations
@@ -36,18 +36,21 @@ from samebits.store.text_log import Tail
 
 MOST_EVENTS = 5000
 NAMES_S, NAMES_SOON_S = 2.0, 0.2
-"""Seconds between requests for all workers' states in a large job; sooner after a worker was lost or joined."""
+"""Seconds between requests for all workers' states in a large job; shorter after a worker was lost or joined."""
 MOST_POINTS = 1500  # per line of a plot
 LOG_BYTES = 64 << 10
-PACE_S = 120.0  # the speed is that of the last two minutes
+PACE_S = 120.0  # the speed is measured over the last two minutes
 STEPPED = frozenset({EventKind.STEP, EventKind.ROUND, EventKind.TRAINING, EventKind.TRAINED, EventKind.INTERRUPTED})
 AWAY_AFTER_S = 3.0  # how long this server tries to reach a scheduler before it reports that none answers
-JOURNAL_S = 1.0  # how often processes are looked at while no scheduler answers
+JOURNAL_S = 1.0  # how often processes are examined while no scheduler answers
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The result of ``look``: new events, whether they replace all earlier ones, whether anything else changed."""
+    """The result of ``look``.
+
+    It has the new events, whether they replace all earlier ones, and whether anything changed.
+    """
 
     events: list[JobEvent]
     is_anew: bool
@@ -55,11 +58,11 @@ class Changed:
 
 
 class JobWatch:
-    """Observe one job. One thread calls these methods.
+    """Observes one job. Only one thread may call these methods.
 
     Args:
         settings: the job's settings.
-        link: the link to its scheduler; None to use only the files.
+        link: the link to the job's scheduler; None to use only the files.
     """
 
     def __init__(self, settings: Settings, link: SchedulerLink | None) -> None:
@@ -74,13 +77,13 @@ class JobWatch:
         self._named_counts: tuple[object, ...] = ()  # counts in the view that last named all workers
         self._names_asked_at = float("-inf")
         self._asked = self._asked_bytes = 0  # number of operators' requests, and size of their file
-        self._began_at = 0.0  # the job's first event; an older report is another job's
+        self._began_at = 0.0  # time of the job's first event; an older report belongs to another job
         self._report: ProgressReport | None = None
         self._report_stamp: tuple[str, int] = ("", 0)
         self._losses: list[tuple[int, float]] = []
         self._viewed_at = 0.0  # when the scheduler sent its last view
         self._still_since: float | None = None
-        self._away_since: float | None = None  # a scheduler that answered is gone since then
+        self._away_since: float | None = None  # when a scheduler that had answered was gone
         self._opened_at = time.monotonic()
         self._stored_at = float("-inf")
 
@@ -90,7 +93,7 @@ class JobWatch:
         return None if self._link is None else self._link.fileno()
 
     def look(self) -> Changed:
-        """Read what is new since the last call."""
+        """Read everything that is new since the last call."""
         is_told = self._take_news()
         try:
             lines, is_anew = self._tail.new_lines()
@@ -143,9 +146,10 @@ class JobWatch:
         return bool(told)
 
     def _take_view(self, view: JobView) -> None:
-        """Handle a view; pushes of a large job name no workers.
+        """Handle a view of the job.
 
-        The known workers are kept, and their states are requested if the view shows a change.
+        Pushed views of a large job name no workers. Then the known workers are kept, and their states are requested if
+        the view shows a change.
         """
         known, now = self._view, time.monotonic()
         counts = (view.job, view.generation, view.phase, view.alive, view.spares_alive)
@@ -170,14 +174,14 @@ class JobWatch:
             if is_stop:
                 self._steps.append((event.at, None))
         elif event.kind is EventKind.SCHEDULER and self._steps:
-            self._steps.append((event.at, None))  # nothing was recorded while it was away
+            self._steps.append((event.at, None))  # nothing was recorded while the scheduler was away
         if len(self._steps) > 2 * MOST_POINTS:
             older, newer = self._steps[: -MOST_POINTS // 2], self._steps[-MOST_POINTS // 2 :]
             kept = [one for place, one in enumerate(older) if one[1] is None or place % 2 == 0]
             self._steps = [*kept[-MOST_POINTS:], *newer]
 
     def _read_report(self) -> None:
-        """Take in what rank 0 reports on this machine, unless it is an earlier job's."""
+        """Read rank 0's report on this machine, unless it belongs to an earlier job."""
         view = self.view
         node = view.workers[0].node if view is not None and view.workers else ""
         if not node or "/" in node:
@@ -210,11 +214,11 @@ class JobWatch:
         except (JournalDamagedError, StoreError):
             return None
 
-    # ---- what is shown
+    # ---- the data shown
 
     @property
     def view(self) -> JobView | None:
-        """The job as its scheduler reports it, otherwise from its journal."""
+        """The job's state from its scheduler or, if none answers, from its journal."""
         return self._view if self._is_linked and self._view is not None else (self._stored or self._view)
 
     @property
@@ -223,7 +227,7 @@ class JobWatch:
         return self._is_linked
 
     def incident(self, now: float) -> Incident | None:
-        """Return what a person must know first."""
+        """Return the most important incident, for the banner."""
         view, reported = self.view, None
         if self._report is not None:
             reported = self._report.step, self._report_stamp[1] / 1e9
@@ -247,13 +251,13 @@ class JobWatch:
         )
 
     def _is_away(self) -> bool:
-        """Return whether a scheduler should answer, and none does."""
+        """Return whether a scheduler should answer, but none does."""
         if self._link is None or self._is_linked:
             return False
         return self._away_since is not None or time.monotonic() - self._opened_at >= AWAY_AFTER_S
 
     def _steps_per_s(self, now: float) -> float | None:
-        """Return the speed of the last minutes of the present training; None while it is unknown."""
+        """Return the speed over the last minutes of the current training; None while unknown."""
         latest: list[tuple[float, int]] = []
         for at, step in reversed(self._steps):
             if step is None or now - at > PACE_S or (latest and step > latest[-1][1]):
@@ -264,7 +268,7 @@ class JobWatch:
         return (latest[0][1] - latest[-1][1]) / (latest[0][0] - latest[-1][0])
 
     def _progress(self, now: float, job: dict[str, Any] | None) -> dict[str, Any]:
-        """Return what the header shows beside the phase."""
+        """Return the values that the header shows beside the phase."""
         report = self._report
         trains = job is not None and job["phase"] == "training" and not job["stands_still"]
         pace = self._steps_per_s(now) if trains else None
@@ -315,11 +319,11 @@ class JobWatch:
         }
 
     def steps(self) -> list[tuple[float, int | None]]:
-        """Return times and the step reached at each, thinned out; None where training stopped."""
+        """Return times and the step reached at each, thinned out; None marks a stop of training."""
         return self._steps[-MOST_POINTS:]
 
     def losses(self) -> list[tuple[int, float]]:
-        """Return steps and losses that the script has reported while this server watched."""
+        """Return the steps and losses that the script reported while this server was watching."""
         return self._losses[-MOST_POINTS:]
 
     def log_end(self, name: str) -> str | None:
@@ -334,7 +338,7 @@ class JobWatch:
 
 
 def shown_events(events: Iterable[JobEvent]) -> list[dict[str, Any]]:
-    """Return events for the page, without remedies that were only expected when a cause was recorded."""
+    """Return events for the page, without the remedies that were only expected at the time."""
     return [
         {**event.plain(), "text": without_remedy(event.text)} if event.kind in _WITH_CAUSES else event.plain()
         for event in events
@@ -352,7 +356,7 @@ def _size_of(path: Path) -> int:
 
 
 def _end_of(path: Path, limit: int) -> bytes:
-    """Return the end of a log, or nothing if it cannot be opened; never follows a link or waits for a fifo."""
+    """Return the end of a log; empty if it cannot be opened. Never follow a link or wait for a fifo."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,7 +1,7 @@
-"""The web server: a few routes over one ``JobWatch``, and a stream of server-sent events per page.
+"""Serve one ``JobWatch`` over a few web routes, with a stream of server-sent events per page.
 
-One task watches the job and makes each message once, however many pages are open. A page that reads too slowly is
-disconnected, and reconnects by itself. News from the scheduler is sent at once; files are polled. ``guard`` decides
+One task watches the job and creates each message once, however many pages are open. A page that reads too slowly is
+disconnected, and reconnects automatically. News from the scheduler is sent at once; files are polled. ``guard`` decides
 which requests are answered.
 """
 
@@ -33,7 +33,7 @@ STATE_S = 1.0  # how often the state is sent if nothing but the time has changed
 MOST_PAGES = 32
 MOST_WAITING = 64  # messages that a page has not read yet
 MAX_URL = 2048
-METRICS = "/metrics"  # shows nothing that a scheduler without a secret would not tell any client
+METRICS = "/metrics"  # shows nothing that a scheduler without a secret would not also send to any client
 STATIC = Path(__file__).parent / "static"
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _NAMES = ("page.js", "words.js", "page.css", "uplot.js", "uplot.css", "icon.svg", "LICENSE-uPlot")
@@ -45,7 +45,7 @@ class Pages:
 
     Args:
         watch: the watch of the job.
-        linger_s: seconds without a scheduler and an open page after which ``leave`` is called; None: never.
+        linger_s: seconds with neither a scheduler nor an open page after which ``leave`` is called; None for never.
     """
 
     def __init__(self, watch: JobWatch, linger_s: float | None = None) -> None:
@@ -76,14 +76,14 @@ class Pages:
             await self._news()
 
     def ended(self, run: asyncio.Task[None]) -> None:
-        """End the server if ``run`` has failed, because a page that shows an outdated state misleads."""
+        """End the server if ``run`` has failed, because a page with an outdated state is misleading."""
         error = None if run.cancelled() else run.exception()
         if error is not None:
             print(f"samebits: the dashboard ends: {error!r}. Fix: start it again", file=sys.stderr, flush=True)
             self.leave()
 
     async def _news(self) -> None:
-        """Wait until the scheduler has sent something, or the files are due."""
+        """Wait until the scheduler has sent news, or it is time to poll the files."""
         source = self._watch.source
         if source is None:
             await asyncio.sleep(LOOK_S)
@@ -101,7 +101,7 @@ class Pages:
         return {**self._watch.state(), "loss": self._watch.losses()[-1:]}
 
     def everything(self) -> dict[str, Any]:
-        """Return what a page needs when it opens."""
+        """Return the data that a page needs when it opens."""
         watch = self._watch
         return {
             "state": self.state(),
@@ -122,7 +122,7 @@ class Pages:
                 queue.put_nowait(None)
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """Yield the messages for one page, until it or this server is gone."""
+        """Yield the messages for one page until the page or this server is gone."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
         self._queues.add(queue)
         try:
@@ -134,18 +134,18 @@ class Pages:
 
     @property
     def is_full(self) -> bool:
-        """Whether the bound on open pages is reached."""
+        """Whether the limit of open pages is reached."""
         return len(self._queues) >= MOST_PAGES
 
 
 def app_of(pages: Pages, guard: Guard, report: Callable[[], str], actions: Actions | None = None) -> Starlette:
-    """Return the application.
+    """Return the web application.
 
     Args:
         pages: the open pages.
         guard: decides which requests are answered.
-        report: makes the HTML report.
-        actions: runs actions; None: there are none.
+        report: returns the HTML report.
+        actions: runs actions; None to allow none.
     """
     watch = pages.watch
 
@@ -212,7 +212,7 @@ def app_of(pages: Pages, guard: Guard, report: Callable[[], str], actions: Actio
 
 
 class _Guarded:
-    """ASGI middleware that judges every request before its route runs, and adds the headers to every answer."""
+    """ASGI middleware that judges every request before its route runs, and adds headers to every answer."""
 
     def __init__(self, app: Any, guard: Guard) -> None:
         self._app, self._guard = app, guard
@@ -234,7 +234,7 @@ class _Guarded:
         await self._answer(scope, await self._is_anothers(scope))(scope, receive, send_with_headers)
 
     async def _is_anothers(self, scope: Any) -> bool:
-        """Return whether the request may come from another user and asks for data of the job's owner only."""
+        """Return whether the request may come from another user and is for the owner's data."""
         if self._guard.others_token is None or scope["path"] == METRICS:
             return False
         uid = await asyncio.to_thread(uid_of, scope.get("client"), scope.get("server"))
@@ -249,7 +249,7 @@ class _Guarded:
         refused = self._guard.judge(scope["method"], headers, token, is_anothers=is_anothers)
         if refused is not None:
             return PlainTextResponse(f"{refused.text}\n", refused.status)
-        if self._guard.token is not None or scope["path"] != METRICS:  # anything that some client may not read
+        if self._guard.token is not None or scope["path"] != METRICS:  # content that not every client may read
             scope.get("state", {}).get(TRUST, _no_connection)()
         if token is not None and scope["path"] == "/" and scope["method"] != "POST":
             answer = RedirectResponse("/", 303)  # so that no browser history keeps the token
@@ -260,7 +260,7 @@ class _Guarded:
 
 
 def _no_connection() -> None:
-    """Replace the trust callback if the application runs without our server."""
+    """Do nothing; the default trust callback if the application runs in another server."""
 
 
 def _json(content: object) -> str:

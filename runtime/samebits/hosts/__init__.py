@@ -1,1 +1,1 @@
-"""Hosts beyond this one: placement of workers in a cluster, and changing sets of hosts."""
+"""Place workers on the hosts of a cluster, and follow changing sets of hosts."""

@@ -1,9 +1,10 @@
-"""The autoscaling policy: a size for the job, with a reason, from its load and its gain.
+"""Decide on the job's size, with a reason, from its load and the gain of larger sizes.
 
-A size is changed only for a reason that persists: a load must miss its target by more than a tolerance, a smaller size
-must have sufficed for a while, and a larger size, if still needed, must have made the job faster in proportion to its
-cost. A queue that shrinks, grows or is empty does not justify a smaller size by itself. While it changes, all workers
-are busy. Once it is empty, a smaller size must keep up with arrivals, judged by speeds measured while work was waiting.
+The size is changed only for a reason that persists: a load must miss its target by more than a tolerance, a smaller
+size must have sufficed for a while, and a larger size, if still needed, must have made the job faster in proportion to
+its cost. A queue that shrinks, grows or is empty does not in itself justify a smaller size. While it changes, all
+workers are busy. Once it is empty, a smaller size must keep up with arrivals, judged by speeds measured while work was
+waiting.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ _ROOM = "there is room for one more, to see whether it pays"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Parameters of the policy. A target of 0 means none.
+    """Parameters of the policy; a target of 0 means none.
 
     Attributes:
         least, most: limits of the size.
         cpu, memory: target share used by a worker, 0 to 1.
         queue: target number of waiting samples or requests per worker.
         tolerance: a load whose distance from its target is within this share changes nothing.
-        settle_s: seconds after a change without decisions.
+        settle_s: seconds after a change during which no decision is made.
         shrink_after_s: seconds for which a smaller size must have sufficed.
-        least_gain: least share, 0 to 1, of the gain that linear scaling would bring; with less, the job shrinks again.
-            0: not checked.
+        least_gain: minimum share, 0 to 1, of the gain that linear scaling would bring; with less, the job shrinks
+            again. 0 disables this check.
 
     Raises:
         UsageError: a value is out of range.
@@ -71,14 +72,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class LoadReading:
-    """Measurements since the last reading; None: not measured.
+    """Measurements since the last reading; None for values that were not measured.
 
     Attributes:
-        at_s: seconds on one clock.
+        at_s: time of the reading in seconds, always on the same clock.
         workers: number of training workers.
         cpu, memory: mean share used by a worker, 0 to 1.
-        queue: items waiting for all workers.
-        speed: samples per second of the whole job.
+        queue: number of items waiting for all workers.
+        speed: samples per second of the entire job.
         room: the most workers that the cluster could take.
     """
 
@@ -101,7 +102,7 @@ class ScalingDecision:
 
 @dataclass(slots=True)
 class Autoscaler:
-    """The policy's state: when the size changed, which sizes sufficed, and what did not pay."""
+    """The policy's state: when the size changed, which sizes sufficed, and which growth did not pay."""
 
     limits: Limits
     _size: int = 0
@@ -109,13 +110,13 @@ class Autoscaler:
     _before: tuple[int, float] | None = None  # size and speed before the last growth
     _enough: deque[tuple[float, int]] = field(default_factory=deque)  # time → size that would have sufficed
     _enough_at: tuple[int, float] | None = None  # a size beyond which nothing was gained, and the load at that time
-    _can: dict[int, float] = field(default_factory=dict)  # by size: its speed when work was waiting last
+    _can: dict[int, float] = field(default_factory=dict)  # by size: its speed when work was last waiting
     _queue: float | None = None  # queue length at the last reading of this size
 
     def decide(self, reading: LoadReading) -> ScalingDecision:
-        """Decide on one more reading; readings come in order of time."""
+        """Decide on a further reading; readings are in order of time."""
         limits, size = self.limits, reading.workers
-        if size != self._size:  # changed by the policy or anything else
+        if size != self._size:  # changed by the policy or by another cause
             self._size, self._changed_s, self._queue = size, reading.at_s, None
             self._enough.clear()
             return self._within(size, f"it has just changed to {size} workers", reading)
@@ -154,9 +155,10 @@ class Autoscaler:
         return self._can[nearest] * size / nearest
 
     def _judge_growth(self, reading: LoadReading) -> ScalingDecision | None:
-        """Return to the size before the last growth if that did not pay. Checked once.
+        """Return to the size before the last growth if the growth did not pay.
 
-        Skipped if the load is below its target now, since the growth has then served its purpose, at any arrival rate.
+        This is checked only once, and skipped if the load is now below its target, since the growth has then served its
+        purpose, at any arrival rate.
         """
         limits, before = self.limits, self._before
         self._before = None
@@ -164,7 +166,7 @@ class Autoscaler:
             return None
         size, speed = before
         load, name = _load(reading, limits)
-        most = 1 - limits.tolerance if name == _QUEUE else 1 + limits.tolerance  # a share is met at its target already
+        most = 1 - limits.tolerance if name == _QUEUE else 1 + limits.tolerance  # a share is already met at its target
         if size >= reading.workers or speed <= 0 or (name and load < most):
             return None
         gain = (reading.speed / speed - 1) / (reading.workers / size - 1)

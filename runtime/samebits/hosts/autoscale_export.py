@@ -1,7 +1,7 @@
 """Export the autoscaling policy as a HorizontalPodAutoscaler or a KEDA ScaledObject.
 
-Limits, targets and times are those of ``samebits autoscale``. The gain of a worker has no counterpart there and is left
-out, as a comment in the manifest states.
+Limits, targets and times are those of ``samebits autoscale``. The gain of a worker has no counterpart there and is
+omitted, as a comment in the manifest states.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from samebits.hosts.autoscale import Limits
 KINDS = ("hpa", "keda", "adapter")
 QUEUE_METRIC = "samebits_queue"
 QUEUE_QUERY = 'max(samebits_worker_figure{figure="queue"})'
-"""The queue's length in the page's metrics, from ``samebits.report(queue=…)``."""
+"""The metric of the dashboard page for the queue's length, from ``samebits.report(queue=…)``."""
 DEFAULT_CPU = 0.8
 _LONGEST_WINDOW_S, _LONGEST_PERIOD_S = 3600, 1800  # autoscaling/v2 allows no more
 
@@ -30,11 +30,11 @@ def manifest(kind: str, limits: Limits, *, target: str, prometheus: str, query: 
         limits: limits, targets and times.
         target: the StatefulSet's name.
         prometheus: URL of the Prometheus server from which KEDA gets the queue's length.
-        query: PromQL for the number of items waiting for all workers; "": the workers' reports.
+        query: PromQL for the number of items waiting for all workers; "" to use the workers' reports.
         every_s: seconds between readings.
 
     Raises:
-        UsageError: the policy has nothing that this kind can express.
+        UsageError: the policy has nothing that this kind of object can express.
     """
     if kind == "adapter":
         return _written({"externalRules": [_RULE]})
@@ -75,7 +75,7 @@ def _targets(limits: Limits) -> dict[str, int]:
 
 
 def _behavior(limits: Limits) -> dict[str, Any]:
-    """Return the behaviour: grow at once, shrink slowly, without limits per change, every ``settle_s``."""
+    """Return the scaling behaviour: grow at once and shrink slowly, by any amount, every ``settle_s``."""
     period_s = min(max(1, math.ceil(limits.settle_s)), _LONGEST_PERIOD_S)
     policies = [{"type": "Pods", "value": limits.most, "periodSeconds": period_s}]
     shrink_s = min(math.ceil(limits.shrink_after_s), _LONGEST_WINDOW_S)
@@ -143,7 +143,7 @@ def _written(value: Mapping[str, Any]) -> str:
 
 
 def _lines(value: Mapping[str, Any] | Sequence[Any]) -> list[str]:
-    """Return YAML lines of maps and lists. Texts are written as JSON, which is YAML (1.2.2, section 1.2)."""
+    """Return maps and lists as YAML lines; texts are written as JSON, which is valid YAML (1.2.2, section 1.2)."""
     lines: list[str] = []
     rows = (
         [(f"{name}:", one) for name, one in value.items()] if isinstance(value, Mapping) else [("-", v) for v in value]

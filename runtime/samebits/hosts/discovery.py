@@ -1,8 +1,8 @@
-"""The driver of a job with a changing set of hosts, and the discovery script that it runs.
+"""Drive a job with a changing set of hosts, and run its discovery script.
 
-``hosts.placement`` decides which worker runs on which host. The job spec is changed before any action: nodes with a
-host belong to the job, and nodes in ``hosts`` that it no longer lists are leaving. So the next driver continues after
-kill -9 of this one. The script runs in a thread, with limits on time and output.
+``hosts.placement`` decides which worker runs on which host. The job spec is changed before any action: its ``nodes``
+belong to the job, and nodes that are only in its ``hosts`` are leaving. So if this driver is killed, the next one
+continues from there. The script is run from a thread, with limits on time and output.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CLOSING_LOOK_S = 0.25
 _SHOWN_CHARACTERS = 200
 
 DiscoveryResult = tuple[Host, ...] | str
-"""The current hosts, or the reason why the script gave none."""
+"""The current hosts, or the reason why the script reported none."""
 
 
 def words_of(text: str, folder: Path) -> list[str]:
@@ -78,9 +78,9 @@ def ask(
     timeout_s: float = TIMEOUT_S,
     closing: threading.Event | None = None,
 ) -> DiscoveryResult:
-    """Run the script once, to its end; stop it early if ``closing`` is set."""
+    """Run the script once until it ends; stop it early if ``closing`` is set."""
     try:
-        # In a session of its own: Ctrl-C in the terminal is for the job, and the whole session can be ended.
+        # In a separate session, because Ctrl-C in the terminal is for the job, and so that the session can be ended.
         script = subprocess.Popen(
             list(words),
             cwd=folder,
@@ -110,7 +110,7 @@ def ask(
 
 
 def _read(script: subprocess.Popen[bytes], timeout_s: float, closing: threading.Event) -> tuple[str, bytes, bytes]:
-    """Return why the output is unusable ("" if it is usable), the output, and the error output."""
+    """Return the reason why the output is unusable or "", the output, and the error output."""
     deadline_s = time.monotonic() + timeout_s
     assert script.stdout is not None and script.stderr is not None
     names = {script.stdout.fileno(): "out", script.stderr.fileno(): "err"}
@@ -150,11 +150,11 @@ def _ended(script: subprocess.Popen[bytes], timeout_s: float, errors: bytes) -> 
 
 
 class DiscoveryScript:
-    """Runs the script every second in its own thread. Methods are for one thread.
+    """Runs the script every second in its own thread. Only one thread may call the methods.
 
     Args:
         words: the script's command.
-        folder: its working folder.
+        folder: the script's working folder.
         slots: number of slots of a host that the script prints without a number.
     """
 
@@ -167,7 +167,7 @@ class DiscoveryScript:
         self._thread.start()
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable while ``take`` has an answer."""
+        """Return a descriptor that is readable while ``take`` has a new answer."""
         return self._readable
 
     def take(self) -> DiscoveryResult | None:
@@ -182,7 +182,7 @@ class DiscoveryScript:
             return None
 
     def close(self) -> None:
-        """Stop asking and end a running script."""
+        """Stop running the script, and end a running one."""
         if not self._closing.is_set():
             self._closing.set()
             self._thread.join(4 * CLOSING_LOOK_S)
@@ -201,7 +201,7 @@ class DiscoveryScript:
 ASK_AGAIN_S = 2.0  # interval for repeating a request to leave through the scheduler
 LAUNCHER_GRACE_S = 30.0  # how long a remote worker's launching process may outlive the worker's seat
 BUSY_RETRY_S = 0.1
-TOLD_TO_LEAVE = 128 + signal.SIGTERM  # not sent by this driver, so the machine is about to be taken away
+TOLD_TO_LEAVE = 128 + signal.SIGTERM  # not sent by this driver, so the machine is about to be preempted
 LAUNCHER_FAILED = 255  # ssh(1): an error of ssh itself
 
 
@@ -217,7 +217,7 @@ def discovery_for(settings: Settings, supervisor: Supervisor | None) -> Discover
 
 
 class Discovery:
-    """One follower's driver. All methods take ``now`` in monotonic seconds.
+    """One follower's driver; ``now`` is in monotonic seconds in all methods.
 
     Args:
         settings: the job's settings, with absolute folders.
@@ -242,7 +242,7 @@ class Discovery:
         self._turn = Turn()
 
     def start(self, folder: Path) -> int:
-        """Start the script; return a descriptor that is readable when it has answered."""
+        """Start the script; return a descriptor that becomes readable when the script has answered."""
         words = words_of(self._settings.host_discovery_script or "", folder)
         self._script = DiscoveryScript(words, folder, self._settings.host_slots)
         return self._script.fileno()
@@ -253,7 +253,7 @@ class Discovery:
         return self._script is not None
 
     def close(self) -> None:
-        """Stop asking."""
+        """Stop running the script."""
         if self._script is not None:
             self._script.close()
 
@@ -290,14 +290,18 @@ class Discovery:
             with StartLock(self._settings.log_dir, wait=False):
                 self._keep(_without(job_spec.read(self._settings.log_dir) or kept, [node]))
         except (BusyError, SameBitsError):  # another process starts workers here, or a disk error
-            return False  # restarted in place; its next death is judged again
+            return False  # the worker is restarted in place; its next death is judged again
         self._decide(reason)
-        self._told[node] = now  # it has ended, though the scheduler may notice a little later
+        self._told[node] = now  # the worker has ended, though the scheduler may notice a little later
         self._retry_at = now
         return True
 
     def turn(self, view: JobView | None, now: float) -> Turn:
-        """Do what is due: handle the script's answer, start workers, request departures, forget nodes that are gone."""
+        """Carry out the actions that are due.
+
+        These are handling the script's answer, starting workers, requesting departures, and forgetting nodes that are
+        gone.
+        """
         answer = None if self._script is None else self._script.take()
         if answer is not None:
             self._take(answer)
@@ -416,7 +420,7 @@ class Discovery:
             self._turn.decisions.append(OperatorDecision(text, tuple(due)))
 
     def _ask_to_leave(self, leaving: Mapping[str, str], now_asked: Iterable[str], now: float) -> None:
-        """Send local nodes a signal, once; ask remote ones through the scheduler until they are gone."""
+        """Send local nodes one signal; ask remote ones through the scheduler until they are gone."""
         here = [node for node, host in leaving.items() if is_here(host) and node not in self._told]
         there = read_pid_files(self._settings.log_dir, map(name_of, here))
         for node in here:
@@ -434,7 +438,7 @@ class Discovery:
             self._turn.decisions.append(OperatorDecision("", tuple(due)))
 
     def _forget_gone(self, kept: JobSpec, view: JobView, now: float) -> JobSpec:
-        """Forget leaving nodes whose process has ended, and end processes that hold an empty seat."""
+        """Forget leaving nodes whose process has ended, and end processes whose seat is vacant."""
         leaving = [node for node in kept.hosts if node not in (kept.nodes or ())]
         if not leaving:
             return kept
@@ -449,7 +453,7 @@ class Discovery:
                 self._seated.add(node)
                 self._vacant.pop(node, None)
             elif node not in self._seated:
-                continue  # not joined yet, so only its launching process can be waited for
+                continue  # the node has not joined yet, so only its launching process can be awaited
             elif now - self._vacant.setdefault(node, now) > LAUNCHER_GRACE_S:
                 is_new = now - self._vacant[node] < 2 * LAUNCHER_GRACE_S
                 send_signal(identity, signal.SIGTERM if is_new else signal.SIGKILL)
@@ -482,7 +486,10 @@ class Discovery:
 
 
 def name_for(number: str, view: JobView) -> str:
-    """Return the node to start under this number; if the node was lost, a successor, which has no cool-down."""
+    """Return the node to start under this number.
+
+    If the node was lost, this is its successor, which has no cool-down.
+    """
     line = [one for one in view.nodes if root_of(one.node) == number]
     if not line:
         return number

@@ -1,8 +1,7 @@
 """Parse discovered hosts, suspend failed ones, and plan where workers run.
 
-Hosts keep the order in which they were first seen. So hosts that hold the training state stay, and a new host never
-takes an
-old one's place.
+Hosts keep the order in which they were first seen. So hosts that have the training state stay, and a new host never
+replaces an old one.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ class Host:
 
 
 def parse(text: str, default_slots: int = 1) -> tuple[Host, ...]:
-    """Return the hosts printed by a discovery script: a ``host`` or ``host:slots`` per line.
+    """Parse the hosts printed by a discovery script, one ``host`` or ``host:slots`` per line.
 
-    IPv6 addresses are in brackets. Empty lines and text after ``#`` are ignored. A host named twice has the slots of
-    its last line.
+    IPv6 addresses are in brackets. Empty lines and text after ``#`` are ignored. If a host is named twice, its last
+    line counts.
 
     Raises:
-        UsageError: a line is invalid; the message has its number, and the whole text is rejected.
+        UsageError: a line is invalid; the message has the line's number, and the entire text is rejected.
     """
     found: dict[str, Host] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -62,7 +61,9 @@ def parse(text: str, default_slots: int = 1) -> tuple[Host, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Resting:
-    """How long a host is suspended after a failure: initially, and at most; the time doubles with each failure.
+    """How long a host is suspended after a failure, at first and at most.
+
+    The time doubles with each failure.
 
     Raises:
         UsageError: the times are invalid or in the wrong order.
@@ -80,7 +81,7 @@ class Resting:
 
     def after(self, failures: int) -> float:
         """Return the suspension in seconds after this number of failures."""
-        doublings = min(failures - 1, 64)  # the maximum is reached well before
+        doublings = min(failures - 1, 64)  # the maximum is reached long before that
         return min(self.most_s, self.first_s * 2.0**doublings)
 
 
@@ -94,7 +95,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class HostListPlan:
-    """Hosts to start a worker on, once per worker, and nodes to leave at their next commit."""
+    """Hosts on which to start a worker, once per worker, and nodes to leave at their next commit."""
 
     start: tuple[str, ...] = ()
     drain: tuple[str, ...] = ()
@@ -102,13 +103,13 @@ class HostListPlan:
 
 @dataclass(slots=True)
 class Hosts:
-    """The hosts as seen so far. Times are in seconds on one clock of the caller's."""
+    """The hosts seen so far. Times are in seconds on one clock, which the caller chooses."""
 
     resting: Resting = field(default_factory=Resting)
     _known: dict[str, _Known] = field(default_factory=dict)
 
     def seen(self, hosts: Iterable[Host]) -> None:
-        """Record the script's answer: exactly these hosts."""
+        """Record the script's answer, which lists exactly these hosts."""
         for known in self._known.values():
             known.is_there = False
         for host in hosts:
@@ -133,7 +134,7 @@ class Hosts:
             known.failures = 0
 
     def usable(self, now_s: float) -> tuple[Host, ...]:
-        """Return the present hosts that are not suspended, longest known first."""
+        """Return the current hosts that are not suspended, longest known first."""
         return tuple(one.host for one in self._known.values() if one.is_there and now_s >= one.rests_until)
 
     def next_change_s(self, now_s: float) -> float | None:
@@ -146,8 +147,8 @@ class Hosts:
         """Plan the change from the running workers to ``size`` workers on usable hosts.
 
         A worker leaves if its host is gone or has fewer slots than workers; the newest leaves first. Workers on a
-        suspended host stay, since its failed workers have ended by themselves. Beyond ``size`` the newest workers
-        leave.
+        suspended host stay, since its failed workers have already ended. If there are more than ``size`` workers, the
+        newest leave.
 
         Args:
             size: the wanted number of workers.

@@ -5,10 +5,10 @@ another network namespace connects the hosts, so the machine's own network is no
 they and their interfaces end with the process that holds them.
 
 Without root, a host is the set of processes with the same mark in their environment. These hosts share the machine's
-network, so cutting one off can only suspend its processes.
+network, so a host can only be cut off by suspending its processes.
 
 A process of the cluster waits until it has been recorded in the cluster's file, and ends if its starter dies before
-that. Therefore ``down`` finds every process, even after a crash.
+that. So ``down`` finds every process, even after a crash.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from samebits.store.process_identity import ProcessIdentity
 FOLDER, STARTED = Path("cluster"), "was started"
 MOST_HOSTS = 16
 _FILE, _SECRET = "cluster.json", "secret"
-_NETWORK = "192.0.2"  # TEST-NET-1 (RFC 5737); the hosts' bridge is connected to no other network
+_NETWORK = "192.0.2"  # TEST-NET-1 (RFC 5737); the hosts' bridge is not connected to any other network
 _PROGRAMS = ("unshare", "nsenter", "ip", "mount", "bash")
 _MARK = "SAMEBITS_CLUSTER_HOST"
 _NEW_NS, _NEW_UTS, _NEW_PID, _NEW_NET = 0x20000, 0x4000000, 0x20000000, 0x40000000  # CLONE_NEW… in linux/sched.h
@@ -58,14 +58,14 @@ _BECOME = 'umask 077; echo gate; read -r _; echo ready; exec "$@" </dev/null >>"
 
 
 class Isolation(enum.Enum):
-    """What a host consists of."""
+    """The means by which hosts are isolated."""
 
     NAMESPACES = "namespaces"
     PROCESSES = "processes"
 
 
 class Power(enum.Enum):
-    """A host's condition."""
+    """The state of a host."""
 
     OFF = "off"
     ON = "on"
@@ -80,7 +80,7 @@ class Holder(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> ProcessIdentity:
-        """The process."""
+        """The identity of the process."""
         return ProcessIdentity(self.pid, self.started_at)
 
 
@@ -136,11 +136,11 @@ class Cluster:
     @classmethod
     @contextlib.contextmanager
     def created(cls, folder: Path, hosts: int, way: Isolation, port: int) -> Iterator[Cluster]:
-        """Record a new cluster in a new folder, and keep other commands out meanwhile; nothing runs yet.
+        """Record a new cluster in a new folder, and lock out other commands; nothing runs yet.
 
         Raises:
             UsageError: the folder exists.
-            StoreError: the folder cannot be made.
+            StoreError: the folder cannot be created.
         """
         with durable.disk_errors(folder, "making the cluster's folder"), contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -170,8 +170,8 @@ class Cluster:
         """Return the cluster in this folder.
 
         Raises:
-            UsageError: there is none.
-            StoreError: its file cannot be used, or others can write to it.
+            UsageError: there is no cluster.
+            StoreError: the cluster's file cannot be used, or others can write to it.
         """
         private.check_folder(folder, "PWD")
         content = private.read(folder / _FILE, _MOST_BYTES)
@@ -194,10 +194,10 @@ class Cluster:
         self._write(msgspec.structs.replace(self.content, hosts=hosts))
         return host
 
-    # ---- what a command needs to know
+    # ---- queries of commands
 
     def host(self, number: int) -> ClusterHost:
-        """Return the host as it is now.
+        """Return the host in its current state.
 
         Raises:
             UsageError: the cluster has no host with this number.
@@ -240,7 +240,7 @@ class Cluster:
         left_out = {*own, "CLUSTER_SECRET", "SCHED_BIND"}
         inherited = config.whole_environment()
         kept = {name: text for name, text in inherited.items() if name.removeprefix(config.PREFIX) not in left_out}
-        # so that `samebits` is found if its environment was not activated
+        # The last folder lets `samebits` be found if its environment was not activated.
         path = os.pathsep.join([inherited.get("PATH", os.defpath), str(Path(sys.executable).parent)])
         return {**kept, **own, "PATH": path}
 
@@ -259,18 +259,22 @@ class Cluster:
             gated.let_in()
 
     def start_page(self, words: Sequence[str], log: Path, kept: Sequence[int]) -> None:
-        """Start the page's command, with these descriptors, on host 0's folder but outside of the hosts."""
+        """Start the page's command, with these descriptors, in host 0's folder but outside the hosts."""
         inside = ["nsenter", "--target", str(self.content.switch.pid), "--net"] if self.content.switch else []
         page = ["bash", "-ec", _BECOME, str(log), *inside, *words]
         host = self.content.hosts[0]
         environment = self.environment(host)
-        del environment[_MARK]  # it must outlive host 0
+        del environment[_MARK]  # the page must outlive host 0
         with _Gated(page, self.disk_of(host), environment, kept) as gated:
             self._write(msgspec.structs.replace(self.content, page=gated.holder))
             gated.let_in()
 
     def heal(self, number: int) -> str:
-        """Start the host if it is off, or reconnect it if it is cut off; return what was done, or an empty string."""
+        """Start the host if it is off, or reconnect it if it is cut off.
+
+        Returns:
+            A description of what was done, or an empty string.
+        """
         host = self.host(number)
         if host.power is Power.ON:
             return ""
@@ -302,7 +306,10 @@ class Cluster:
         self._change(ClusterHost(host.number, Power.ON, gated.holder))
 
     def cut(self, number: int) -> None:
-        """Cut the host off from the others: packets are lost in both directions, and no connection is closed."""
+        """Cut the host off from the others.
+
+        Packets are lost in both directions, and no connection is closed.
+        """
         host = self.running(number)
         if self.content.way is Isolation.NAMESPACES:
             self._in_network(f"ip link set port{number} nomaster")
@@ -314,7 +321,7 @@ class Cluster:
         """Kill every process on the host with SIGKILL, and switch the host off."""
         host = self.running(number)
         if host.holder is not None:
-            _kill(host.holder)  # the kernel kills the rest of its pid namespace: pid_namespaces(7)
+            _kill(host.holder)  # the kernel kills the rest of its pid namespace (pid_namespaces(7))
         else:
             self._signal_marked(host, signal.SIGKILL)
         self._change(ClusterHost(number))
@@ -338,7 +345,7 @@ class Cluster:
         _in_network_of(switch, program)
 
     def _signal_marked(self, host: ClusterHost, by: signal.Signals) -> None:
-        """Signal the host's processes until no process is left that has not got the signal."""
+        """Signal the host's processes until each has received the signal, including new ones."""
         mark, told = f"{_MARK}={self._mark(host)}".encode(), set[ProcessIdentity]()
         while new := {identity for identity in _marked(mark) if identity not in told}:
             for identity in new:
@@ -374,9 +381,9 @@ class Cluster:
         """Start a command on the host; return its pid."""
         disk, environment = self.disk_of(host), self.environment(host)
         target = None if host.holder is None else os.pidfd_open(host.holder.pid)
-        self.running(host.number)  # after the descriptor was opened, so it cannot be another process's
+        self.running(host.number)  # after the descriptor was opened, so that it cannot refer to another process
         if target is not None:
-            _enter(target, _NEW_PID)  # for children only: pid_namespaces(7)
+            _enter(target, _NEW_PID)  # affects only children (pid_namespaces(7))
         child = os.fork()
         if child == 0:
             try:
@@ -394,13 +401,13 @@ class Cluster:
 
 
 class _Gated:
-    """A process of the cluster that has started but waits to be recorded; it ends if it is not let in.
+    """A started process of the cluster that waits to be recorded; it ends if it is not let in.
 
     Args:
-        words: its command, whose shell prints ``gate``, waits for a line, and prints ``ready`` once it is ready.
-        folder: its current folder.
-        environment: None: that of this process.
-        kept: descriptors that it inherits.
+        words: the process's command, whose shell prints ``gate``, waits for a line, and prints ``ready`` when ready.
+        folder: the process's working folder.
+        environment: the process's environment; None for that of the caller.
+        kept: descriptors that the process inherits.
         is_forked: whether the shell is the child of the started process.
     """
 
@@ -434,7 +441,7 @@ class _Gated:
         """Let the process begin, and wait until it is ready.
 
         Raises:
-            UsageError: it failed.
+            UsageError: the process failed.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(b"go\n")
@@ -461,7 +468,7 @@ class _Gated:
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
-        self._process.returncode = 0  # it outlives this process, which therefore never waits for it
+        self._process.returncode = 0  # the process outlives this one, which therefore never waits for it
 
 
 @contextlib.contextmanager
@@ -508,7 +515,7 @@ def _in_network_of(holder: Holder, program: str) -> None:
 
 def _enter(target: int, namespaces: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(target, namespaces) != 0:  # a pidfd since Linux 5.8: setns(2)
+    if libc.setns(target, namespaces) != 0:  # accepts a pidfd since Linux 5.8 (setns(2))
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "setns")
 
 
@@ -537,11 +544,11 @@ def _send(identity: ProcessIdentity, by: signal.Signals) -> bool:
 
 
 def _marked(mark: bytes) -> Iterator[ProcessIdentity]:
-    """Return this user's processes, except this one, with this variable in their environment."""
+    """Yield this user's processes, except this one, that have this variable in their environment."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
         identity = ProcessIdentity.of(int(entry.name))
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if identity is not None and mark in (entry / "environ").read_bytes().split(b"\0"):
                 yield identity

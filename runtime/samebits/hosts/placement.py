@@ -1,7 +1,7 @@
-"""Decide which workers a driver starts on which host and which leave, as hosts change.
+"""Decide, as hosts change, which workers a driver starts on which host and which leave.
 
-The current placement is passed in at each call, from disk, so a driver that takes over decides like its predecessor.
-Only the state of failed hosts is kept in memory.
+The current placement is read from disk and passed to each call, so a driver that takes over decides like its
+predecessor. Only the state of failed hosts is kept in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from samebits.hosts.host_list import Host, Hosts, Resting
 from samebits.printable import counted
 
 MOST_DEATHS, DEATHS_S = 3, 60.0
-"""This many deaths of trained workers by external causes within this time count as their host's failure."""
+"""This many deaths of joined workers by external causes, within this time, count as a failure of their host."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,9 @@ class PlacementOrders:
 
 
 class Placement:
-    """A driver's decisions. Times are in seconds on one clock of the caller's; nodes as in NODE_ID.
+    """A driver's decisions; times are in seconds on one clock, which the caller chooses.
+
+    Nodes are given as in NODE_ID.
 
     Args:
         most: MAX_WORKER_NUM, which is also the number of node numbers.
@@ -44,7 +46,7 @@ class Placement:
         self._rests: set[str] = set()
 
     def seen(self, hosts: Iterable[Host], drained: Collection[str] = ()) -> list[OperatorDecision]:
-        """Record the script's answer: exactly these hosts, except those in ``drained``."""
+        """Record the script's answer, which lists exactly these hosts; ignore those in ``drained``."""
         found = [host for host in hosts if host.name not in drained]
         self._hosts.seen(found)
         before, now = self._there, {host.name: host.slots for host in found}
@@ -65,7 +67,7 @@ class Placement:
     def died(self, node: str, host: str, now_s: float, *, has_joined: bool) -> OperatorDecision | None:
         """Handle a worker's death by an external cause; return None if the worker is restarted in place.
 
-        ``has_joined``: the worker had a seat, so the way it was started works.
+        ``has_joined`` tells whether the worker had a seat, so that starting workers there is known to work.
         """
         deaths = self._deaths.setdefault(host, deque(maxlen=MOST_DEATHS))
         deaths.append(now_s)
@@ -75,7 +77,7 @@ class Placement:
         return self.failed(node, host, now_s, why)
 
     def failed(self, node: str, host: str, now_s: float, why: str) -> OperatorDecision:
-        """Suspend a host on which a worker could not start or stay; another host takes the worker."""
+        """Suspend a host on which a worker could not start or keep running; another host gets the worker."""
         rests_s = self._hosts.failed(host, now_s) - now_s
         self._deaths.pop(host, None)
         self._rests.add(host)
@@ -91,15 +93,15 @@ class Placement:
         used: Collection[str] = (),
         lost: Collection[str] = (),
     ) -> PlacementOrders:
-        """Return the actions that bring the workers to usable hosts.
+        """Return the actions that move the workers to usable hosts.
 
         Args:
             running: the host of each node, in order of seniority.
             leaving: the same for nodes that were asked to leave and have not left yet.
             now_s: the current time.
-            wish: the requested number of workers; None: as many as fit.
-            used: numbers that other nodes have.
-            lost: numbers whose last process was lost, and that may have to wait for a cool-down.
+            wish: the requested number of workers; None for as many as fit.
+            used: node numbers that other nodes have.
+            lost: node numbers whose last process was lost, which may have to wait for a cool-down.
         """
         orders = PlacementOrders()
         if self._there is None:

@@ -1,7 +1,8 @@
-"""``samebits ranktable``: Ascend's rank tables (RANK_TABLE_FILE, versions 1.0 and 1.2).
+"""Check, make and join Ascend's rank tables, for ``samebits ranktable``.
 
-The format is documented at hiascend.com, HCCL user guide, "ranktable". Unknown fields are ignored, and nothing is
-guessed. *soft* requires what identifies ranks, servers and devices; *strict* requires all that HCCL requires.
+The format of RANK_TABLE_FILE (versions 1.0 and 1.2) is documented at hiascend.com, HCCL user guide, "ranktable".
+Unknown fields are ignored, and nothing is guessed. By default, only the fields that identify ranks, servers and devices
+are required; with *strict*, everything that HCCL requires.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ class ServerOfPod(msgspec.Struct, frozen=True):
 
 
 class SuperPod(msgspec.Struct, frozen=True):
-    """Servers whose NPUs reach each other directly (version 1.2)."""
+    """Servers whose NPUs are directly connected (version 1.2)."""
 
     super_pod_id: str
     server_list: tuple[ServerOfPod, ...]
 
 
 class RankTable(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A whole table."""
+    """A complete rank table."""
 
     version: str
     server_count: str
@@ -91,11 +92,10 @@ def parse(text: bytes, name: str, *, strict: bool) -> CheckedRankTable:
     Args:
         text: content of the file.
         name: the file's name, for messages.
-        name: the file's name, for messages.
         strict: also reject tables that HCCL would reject.
+
     Raises:
-        SettingsError: it is not a valid rank table of a world; one line per fault.
-    SettingsError: the content is not a valid rank table of a world; the message has one line per fault.
+        SettingsError: the content is not a valid rank table; the message has one line per fault.
     """
     if len(text) > MOST_BYTES:
         raise SettingsError([f"{name}: more than {MOST_BYTES >> 20} MiB. Fix: name a rank table"])
@@ -199,7 +199,7 @@ def read(path: Path, *, strict: bool) -> CheckedRankTable:
     """Read the table at this path.
 
     Raises:
-        SettingsError: the file cannot be read, or is not a valid rank table of a world.
+        SettingsError: the file cannot be read, or is not a valid rank table.
     """
     try:
         text = read_named_file(path, MOST_BYTES)

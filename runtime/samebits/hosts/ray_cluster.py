@@ -1,9 +1,9 @@
-"""Run a job on the hosts of a Ray cluster: ``samebits run --on ray``.
+"""Run a job on the hosts of a Ray cluster, for ``samebits run --on ray``.
 
-Ray places and restarts hosts; SameBits recovers the training. One placement group holds the job's hosts. In each bundle
-a detached actor runs ``samebits run`` for that host's share of the job. So a lost worker is replaced as on any host,
-and Ray is asked for a new host only if a whole node is lost. The actors start their share by themselves, because Ray
-constructs a restarted actor again but does not repeat what its driver called, and the driver may be gone by then.
+Ray places and restarts hosts; SameBits recovers the training. One placement group contains the job's hosts. In each
+bundle, a detached actor runs ``samebits run`` for that host's share of the job. So a lost worker is replaced as on any
+host, and Ray is asked for a new host only if an entire node is lost. The actors start their share on construction,
+because Ray reconstructs a restarted actor but does not repeat its driver's calls, and the driver may be gone by then.
 
 Like a Slurm step, the hosts share the job's folder. Host 0 has the scheduler and writes its address to a file there, so
 the scheduler may move with its actor.
@@ -39,11 +39,11 @@ from samebits.store.child_processes import die_with
 
 NAMESPACE = "samebits"
 UNCOLLECTED_S = 30.0
-"""Seconds that a finished actor waits for its driver before it leaves the cluster by itself."""
+"""Seconds that a finished actor waits for its driver before it leaves the cluster on its own."""
 LAST_S = 15.0
 """Seconds that the other hosts' commands may take to end after host 0's."""
 SHORT_S, MOST_SHORT = 60.0, 5
-"""A launcher that is killed within SHORT_S seconds, MOST_SHORT times in a row, is not started again."""
+"""A launcher that is killed within SHORT_S seconds, MOST_SHORT times in a row, is not restarted."""
 _LOOK_S = 5.0
 _CALLS = 4
 """Concurrent calls of one actor: two drivers that wait, and one that stops it."""
@@ -51,12 +51,12 @@ _CALLS = 4
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """What one actor runs.
+    """The share of the job that one actor runs.
 
     Attributes:
         folder: the job's folder, shared by all hosts.
         rank: this host's index; host 0 has the scheduler.
-        words: the arguments of ``samebits run``, except those that differ from host to host.
+        words: the arguments of ``samebits run``, except those that differ between hosts.
         nonce: identifies this start of the job, so that an actor restarted by Ray knows what to recover.
     """
 
@@ -77,15 +77,18 @@ class HostPlan:
 
     @property
     def environment_file(self) -> Path:
-        """The file with the driver's environment. It may hold secrets, which Ray would show to the cluster's users."""
+        """The file with the driver's environment.
+
+        It may contain secrets, which Ray would show to the cluster's users.
+        """
         return Path(self.folder, "device", "environment.json")
 
 
 class RayHost:
-    """The actor of one host: runs its share of the job, and keeps the exit status for the driver.
+    """The actor of one host, which runs its share of the job and keeps the exit status for the driver.
 
     Args:
-        plan: what to run.
+        plan: the share to run.
     """
 
     def __init__(self, plan: HostPlan) -> None:
@@ -98,7 +101,7 @@ class RayHost:
         self._status: int | None = None
         self._ended = threading.Event()
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True, name="samebits-raylet").start()
-        # The kernel ends the child with the thread that started it, so that thread lives as long as this process.
+        # The kernel ends the child when the thread that started it ends, so the thread lives as long as this process.
         threading.Thread(target=self._run, daemon=True, name="samebits-host").start()
 
     def wait(self) -> int:
@@ -133,7 +136,10 @@ class RayHost:
         self._leave_unless_collected()
 
     def _once(self) -> int:
-        """Run this host's share, or recover it if an earlier process of this actor began it; return its status."""
+        """Run this host's share; return its status.
+
+        If an earlier process of this actor began the share, it is recovered.
+        """
         plan = self._plan
         plan.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         begun = plan.log_dir / "ray-start"
@@ -181,7 +187,7 @@ class RayHost:
         while left_s > 0:
             time.sleep(_LOOK_S)
             left_s = UNCOLLECTED_S if self._waiting else left_s - _LOOK_S
-        # By handle, since another namespace may hold an actor and a group of the same names.
+        # By handle, since another namespace may have an actor and a group of the same names.
         ray = importlib.import_module("ray")
         group = ray.util.get_current_placement_group()
         if self._plan.rank == 0 and group is not None:
@@ -190,9 +196,10 @@ class RayHost:
 
 
 def _end_with(raylet: int) -> None:
-    """End this process together with its raylet, since Ray then places the actor on another host, and both would run.
+    """End this process when its raylet ends.
 
-    Ray's own check may take minutes, and detects nothing where orphans are adopted by a process other than init.
+    Ray then places the actor on another host, and otherwise both would run. Ray's own check may take minutes, and does
+    not work if orphans are adopted by a process other than init.
     """
     with contextlib.suppress(ProcessLookupError):
         descriptor = os.pidfd_open(raylet)
@@ -201,7 +208,7 @@ def _end_with(raylet: int) -> None:
 
 
 def connected() -> Any:
-    """Return the ``ray`` module, connected to the cluster that RAY_ADDRESS or this machine's Ray names.
+    """Return the ``ray`` module, connected to the cluster of RAY_ADDRESS or of this machine's Ray.
 
     Raises:
         UsageError: Ray is not installed, or no cluster answers.
@@ -230,11 +237,11 @@ def run(words: Sequence[str], hosts: int, per_host: int, *, folder: Path | None 
         words: the arguments of ``samebits run`` without ``--on ray``.
         hosts: number of hosts of the job.
         per_host: number of workers on each host.
-        folder: the job's folder, which all hosts share; None: the current folder.
-        kind: the resource that each worker occupies, CPU or GPU; None: GPU if the cluster has enough.
+        folder: the job's folder, which all hosts share; None for the current folder.
+        kind: the resource that each worker occupies, CPU or GPU; None for GPU if the cluster has enough.
 
     Returns:
-        The exit status of host 0's command, which follows the whole job.
+        The exit status of host 0's command, which follows the entire job.
 
     Raises:
         UsageError: Ray is not installed, no cluster answers, or another job runs in the folder.
@@ -251,21 +258,21 @@ def run(words: Sequence[str], hosts: int, per_host: int, *, folder: Path | None 
         if not actors:
             return 128 + signal.SIGINT
         status = _follow(ray, actors, signals)
-    with contextlib.suppress(ValueError):  # an actor without its driver has removed the group
+    with contextlib.suppress(ValueError):  # an actor that its driver had left has removed the group
         ray.util.remove_placement_group(ray.util.get_placement_group(name))
     return status
 
 
 def name_for(folder: Path) -> str:
-    """Return the name of a folder's placement group, with which the names of its actors begin."""
+    """Return the name of a folder's placement group, which is also the prefix of its actors' names."""
     return f"samebits-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
 
 
 def _running(ray: Any, name: str, folder: Path, words: Sequence[str], hosts: int) -> list[Any]:
-    """Return the actors of this folder's job, by rank, if the job runs.
+    """Return the actors of this folder's job, by rank, if the job is running.
 
     Raises:
-        UsageError: a different job runs in the folder, or the job lacks actors at the moment.
+        UsageError: a different job is running in the folder, or some of the job's actors are currently missing.
     """
     try:
         first = ray.get_actor(f"{name}-host0", NAMESPACE)
@@ -304,7 +311,7 @@ def require_same(folder: Path, words: Sequence[str], hosts: int) -> None:
 
 
 def _record_file(folder: Path) -> Path:
-    """Return the file with the arguments and the number of hosts that the folder's job was started with."""
+    """Return the file with the arguments and the number of hosts of the folder's job."""
     return folder / "device" / "ray-job.json"
 
 
@@ -348,10 +355,10 @@ def _start(
 def _follow(ray: Any, actors: Sequence[Any], signals: Signals) -> int:
     """Pass signals on to the hosts until host 0's command has ended; return its status.
 
-    That command follows the whole job, so hosts that Ray could not place again are not waited for.
+    That command follows the entire job, so hosts that Ray could not place again are not awaited.
 
     Raises:
-        JobInterruptedError: Ray cannot reach the actor any more.
+        JobInterruptedError: Ray can no longer reach the actor.
     """
     found: list[int] = []
     problems: list[str] = []
@@ -372,7 +379,7 @@ def _follow(ray: Any, actors: Sequence[Any], signals: Signals) -> int:
     while readable not in select.select([readable, signals.fileno()], [], [])[0]:
         for name in signals.take():
             number = signal.SIGINT if name == CTRL_C else signal.Signals[name]
-            for actor in actors:  # do not wait for the result, since an actor may have no host at present
+            for actor in actors:  # do not wait for the result, since an actor may currently have no host
                 actor.stop.remote(int(number))
     os.close(readable)
     if not found:
@@ -390,7 +397,10 @@ def _kind(ray: Any, per_host: int) -> str:
 
 
 def _write_environment(folder: Path) -> None:
-    """Write this process's environment to a file for the hosts, except variables that Ray sets for each actor."""
+    """Write this process's environment to a file for the hosts.
+
+    Variables that Ray sets for each actor are omitted.
+    """
     environment = {
         name: value
         for name, value in config.whole_environment().items()

@@ -1,7 +1,7 @@
-"""``samebits slurm``: assign a job's processes to hosts of a Slurm allocation (samebits.sbatch).
+"""Assign a job's processes to the hosts of a Slurm allocation, for ``samebits slurm`` (samebits.sbatch).
 
 A worker's number determines its host and device, in blocks per host, so a step restarted with the same line is the same
-worker. The module also reads what ``samebits run`` needs from the environment inside ``srun``.
+worker. The module also reads the options that ``samebits run`` needs from the environment inside ``srun``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Placed:
 
     Attributes:
         name: ``scheduler``, or ``worker_<node id>``.
-        host: its initial host.
+        host: the process's initial host.
         node_id: the worker's node id; "" for the scheduler.
         local_rank: the worker's index among the workers of its host, 0-based; "" for the scheduler.
     """
@@ -92,7 +92,7 @@ def _numbers(ranges: str) -> list[str]:
 
 
 def placed(hosts: Sequence[str], workers_per_host: int, spare_hosts: int) -> list[Placed]:
-    """Place the scheduler on the first host, spares on the last ``spare_hosts``, workers on the others.
+    """Place the scheduler on the first host, spares on the last ``spare_hosts``, workers on the rest.
 
     Raises:
         ValueError: no host is left for workers.
@@ -110,11 +110,13 @@ def placed(hosts: Sequence[str], workers_per_host: int, spare_hosts: int) -> lis
 
 
 def plan(environ: Mapping[str, str], spare_hosts: int = 0) -> list[Placed]:
-    """Return the processes of the allocation in Slurm's variables (sbatch(1), output environment variables).
+    """Return the processes for the allocation that Slurm's variables describe.
+
+    See sbatch(1), output environment variables.
 
     Args:
-        environ: has SLURM_JOB_NODELIST, and the workers per host as SLURM_NTASKS_PER_NODE, else SLURM_GPUS_ON_NODE,
-            else 1 is assumed.
+        environ: the environment, with SLURM_JOB_NODELIST. The number of workers per host is SLURM_NTASKS_PER_NODE, else
+            SLURM_GPUS_ON_NODE, else 1.
         spare_hosts: number of hosts for spares, at the end of the list.
 
     Raises:
@@ -147,7 +149,7 @@ class SlurmStepOptions:
         hosts: number of hosts in the step.
         node_rank: index of this host, 0-based.
         first_host: the scheduler's host.
-        port: SCHED_PORT, derived from the job's number so that two jobs on one host do not collide.
+        port: SCHED_PORT, derived from the Slurm job's number so that two jobs on one host do not collide.
         job: number of the Slurm job.
     """
 
@@ -161,7 +163,8 @@ class SlurmStepOptions:
 def share_of(environ: Mapping[str, str]) -> SlurmStepOptions | None:
     """Return this task's share of its Slurm step (srun(1), output environment variables).
 
-    Returns None outside a step, and in a step with a single host, which needs none of this.
+    Returns:
+        None outside a step, and in a step with a single host, which needs no share.
 
     Raises:
         SettingsError: the step does not have one task per host, or its variables are inconsistent.
@@ -204,7 +207,7 @@ def port_of(job: int) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand: print name, host, node id and local rank of each process."""
+    """Run the subcommand: print the name, host, node id and local rank of each process."""
     parser = argparse.ArgumentParser(
         prog="samebits slurm",
         description="For scripts/slurm/samebits.sbatch: print one line per process of the job in this Slurm "

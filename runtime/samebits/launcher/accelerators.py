@@ -1,6 +1,6 @@
 """Count the accelerators that a job may use on this machine, without importing torch.
 
-As CUDA does, a list of visible devices is counted up to the first entry that names no device, such as -1 or NoDevFiles.
+As in CUDA, a list of visible devices is counted up to the first entry that names no device, such as -1 or NoDevFiles.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _NAMES_A_DEVICE = re.compile(r"\s*([0-9]|GPU-|MIG-)")
 
 
 def device_files(folder: Path = Path("/dev")) -> int:
-    """Return the number of NVIDIA devices of this machine, or of Ascend devices if it has no NVIDIA device."""
+    """Return the number of this machine's NVIDIA devices, or of its Ascend devices if there are none."""
     for kind in ("nvidia", "davinci"):
         count = sum(re.fullmatch(rf"{kind}[0-9]+", entry.name) is not None for entry in folder.glob(f"{kind}*"))
         if count:

@@ -1,4 +1,4 @@
-"""Start the dashboard page beside a job if DASHBOARD names a port.
+"""Start the dashboard page for a job if DASHBOARD names a port.
 
 The page is not part of the job: if it cannot start, one sentence reports that and the job continues.
 """
@@ -23,7 +23,11 @@ NEEDED = ("starlette", "uvicorn")
 
 
 def start_beside(settings: Settings, folder: Path) -> str:
-    """Start the page of this folder's job if DASHBOARD asks for it; return a sentence about it, or an empty string."""
+    """Start the page of this folder's job if DASHBOARD requests it.
+
+    Returns:
+        A sentence about the page, or an empty string.
+    """
     port = settings.dashboard.port
     if port is None:
         return ""

@@ -1,4 +1,4 @@
-"""Print a follower's last lines: how the job ended, its first failure, what it cost, and what to type next.
+"""Print a follower's last lines: how the job ended, its first failure, the cost, and the next command.
 
 A finished job is reported on standard output, an unfinished one on standard error with a command to paste.
 """
@@ -24,7 +24,7 @@ def say(result: FollowResult, following: Following, settings: Settings, screen: 
     if result.call_again:
         return
     verdict, view = result.verdict, following.view
-    # With a history: steps, recoveries and where the time went. A worker that left reported its last step there.
+    # The history has steps, recoveries and the use of time. A worker that left reported its last step there.
     step, cost = 0 if view is None or settings.plain else view.step, list[str]()
     if settings.enable_recovery and (view is not None or verdict.kind is None):
         step, cost = summary_of_folder(settings.recovery_path, step, has_steps=not settings.plain)
@@ -89,6 +89,6 @@ def _fix(verdict: JobOutcome, following: Following, settings: Settings) -> str:
 
 
 def _is_unequal(verdict: JobOutcome) -> bool:
-    """Return whether a rank ended the job because the ranks' states are in doubt, as an audit does."""
+    """Return whether a rank, for example in an audit, ended the job because the ranks' states are in doubt."""
     code = EndKind.UNEQUAL.exit_code
     return verdict.exit_code == code or f"ended with status {code}:" in verdict.cause

@@ -1,6 +1,6 @@
-"""Describe how processes and the job ended: one sentence per group of equal ends, and the job's exit code.
+"""Describe how processes and the job ended, with one sentence per group of equal ends.
 
-All ranks meet an error in the script within a moment, so the report of a death is delayed briefly to group it with
+All ranks encounter an error in the script within a moment, so the report of a death is delayed briefly to group it with
 equal ones. A process that was killed is replaced; a process that its own script ended is not.
 """
 
@@ -37,8 +37,9 @@ CORRECT_ARGUMENTS = "correct the script's arguments"
 class WorkerExit:
     """How one worker or spare ended.
 
-    ``cause`` is the error in its log, if any. ``has_joined``: it has called ``samebits.init()``.
-    ``follows`` says how the launcher reacts, such as "a new process is started in its place"; empty if it does nothing.
+    ``cause`` is the error in its log, if any. ``has_joined`` tells whether it has called ``samebits.init()``.
+    ``follows`` describes the launcher's reaction, such as "a new process is started in its place", and is empty if
+    there is none.
     """
 
     node: str
@@ -56,7 +57,7 @@ class WorkerExit:
 
     @property
     def is_own(self) -> bool:
-        """Return whether the process's own program ended it, and no reason is known to restart it unchanged."""
+        """Return whether the process's own program ended it and no reason to restart it unchanged is known."""
         if self.is_failure:
             return True
         return self.death.status is not None and (self.death.status != 0 or not self.has_joined)
@@ -131,7 +132,7 @@ def what_others_do(count: int, view: JobView | None, *, waiting: str, shrinking:
 
 
 def advice(alike: Sequence[WorkerExit], recover: str) -> str:
-    """Return what the user can do; empty if the process itself said so or ended as its program intended."""
+    """Return what the user can do; empty if the process reported that itself or ended as intended."""
     end = alike[0]
     if end.is_stranger:
         return f". Fix: add {MISSING_LINES}"
@@ -184,7 +185,7 @@ class Deaths:
         self._unsaid.append(end)
 
     def hold(self, now: float, for_s: float = GATHER_S) -> None:
-        """Delay the report, so that deaths that follow within ``for_s`` seconds are included."""
+        """Delay the report, so that it includes deaths that follow within ``for_s`` seconds."""
         if not self._is_held:
             self._first_at = self._due_at = now
         self._due_at, self._is_held = min(max(self._due_at, now + for_s), self._first_at + GATHER_AT_MOST_S), True
@@ -200,7 +201,7 @@ class Deaths:
 
 
 def alike(ends: Sequence[WorkerExit]) -> list[list[WorkerExit]]:
-    """Group ends that one sentence can describe, in the order of each group's first end."""
+    """Group the ends that one sentence can describe, in the order of each group's first end."""
     groups: dict[tuple[bool, str, str], list[WorkerExit]] = {}
     for end in ends:
         groups.setdefault((end.is_spare, end.words, end.follows), []).append(end)
@@ -235,7 +236,10 @@ class JobOutcome:
 
     @classmethod
     def unfinished(cls, kind: EndKind, cause: str, status: int = 0) -> JobOutcome:
-        """Return the verdict on an unfinished job; ``status`` is the script's own, then also the job's exit code."""
+        """Return the verdict on an unfinished job.
+
+        If ``status``, the script's exit status, is given, it is also the job's exit code.
+        """
         return cls(kind, cause, status or kind.exit_code)
 
 
@@ -243,7 +247,7 @@ FINISHED = JobOutcome(None, "", 0)
 
 
 def verdict_of(given_up: GivenUp) -> JobOutcome:
-    """Return the verdict on a job in which one place gets no new process."""
+    """Return the verdict on a job in which one process is not replaced."""
     dead, cause = given_up.dead, f"{given_up.dead.said}; {given_up.why}"
     match dead.loss.sort:
         case Sort.HOPELESS if dead.status is not None:
@@ -255,10 +259,11 @@ def verdict_of(given_up: GivenUp) -> JobOutcome:
 
 
 def verdict_of_all(ends: Sequence[WorkerExit], view: JobView | None, *, is_trained: bool = False) -> JobOutcome | None:
-    """Return the verdict if all workers were on this machine and each was ended by its own program, else None.
+    """Return the verdict if all workers were on this machine and each ended by its own program.
 
     Args:
         ends: the ends of this machine's workers and spares, none of which is still running.
+        view: the last known state of the job.
         is_trained: whether training is finished; the exit code is then the script's own.
     """
     workers = [end for end in ends if not end.is_spare and not (is_trained and has_no_slot(end, view))]

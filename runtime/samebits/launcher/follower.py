@@ -1,8 +1,8 @@
 """Follow a job to its end: show its progress, restart dead processes, and end everything on Ctrl-C.
 
 One ``poll`` waits for the scheduler's snapshots, the ends of processes, signals and deadlines. Decisions are made in
-``following``. Only logs are read on a timer, since a training that never commits gives no other sign of progress. The
-job continues unchanged if this process is killed or hung up.
+``following``. Only logs are read on a timer, since training that never commits gives no other sign of progress. The job
+continues unchanged if this process is killed or loses its terminal.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from samebits.tracebacks import Failure
 
 
 class HeldFolder:
-    """A handle on the folder that ``path`` names now, or if there is none, on the first one that it will name."""
+    """A handle on the folder that ``path`` names now or, if there is none, will name first."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -101,7 +101,7 @@ LEFT = JobOutcome(None, "left running", 0)
 
 @contextlib.contextmanager
 def naming_what_runs_on(settings: Settings) -> Iterator[None]:
-    """Add to an error that ends this command the job's processes that still run, and what can be done with them."""
+    """Add a line about the job's living processes to an error that ends this command."""
     try:
         yield
     except ForeignFolderError:  # the folder now belongs to another job, and the message names the processes
@@ -121,7 +121,7 @@ def naming_what_runs_on(settings: Settings) -> Iterator[None]:
 
 
 def _running_on(settings: Settings) -> str:
-    """Return another line about the living processes of the folder's job; empty if there are none."""
+    """Return a further line about the living processes of the folder's job; empty if there are none."""
     names = process_names(job_spec.nodes_of(settings.log_dir, settings))
     alive = [(name, one) for name, one in read_pid_files(settings.log_dir, names).items() if one.is_alive()]
     if not alive:
@@ -160,7 +160,7 @@ class Driver(Protocol):
         """Return whether the driver handles a worker's death, so that nothing else restarts the worker."""
 
     def turn(self, view: JobView | None, now: float) -> Turn:
-        """Start and drain workers as far as that is due."""
+        """Start and drain the workers for which this is due."""
 
     def close(self) -> None:
         """Stop looking for hosts."""
@@ -212,7 +212,7 @@ class Follower:
         self._scheduler_death = Death()
         self._scheduler_judged = False
         self._is_ours: bool | None = None  # whether this job's scheduler answers; None before any answer
-        self._address = self._told_address = ""  # of several in SCHED_HOST: the current and the last reported one
+        self._address = self._told_address = ""  # if SCHED_HOST names several: the current and the last reported one
         self._stop_by: str | None = None
         self._stop_status = 0
         self._stop_asked = False  # whether the current connection was asked to stop the job
@@ -231,9 +231,10 @@ class Follower:
         )
 
     def run(self, *, stop_by: str | None = None) -> FollowResult:
-        """Follow the job to its end. On return everything is reported, and every process that had to end has ended.
+        """Follow the job to its end.
 
-        ``stop_by`` requests the job's end at once.
+        On return, everything is reported, and every process that had to end has ended. ``stop_by`` requests the job's
+        end at once.
 
         Raises:
             ForeignFolderError: LOG_DIR now belongs to another job.
@@ -332,16 +333,17 @@ class Follower:
             self._following.heard(view, time.monotonic())
 
     def _is_of_this_job(self, view: JobView) -> bool:
-        """Return whether the scheduler is this job's, by the id in the journal, which it writes before it answers.
+        """Return whether the scheduler is this job's.
 
-        On a host without the scheduler, LOG_DIR takes the id of the first job that answers.
+        The id in the journal decides, which the scheduler writes before it answers. On a host without the scheduler,
+        LOG_DIR is claimed for the first job that answers.
         """
         stored = self._stored_view()
         own = stored.job if stored is not None else own_job(self._settings)
         if own not in ("", view.job):
             return False
         if self._settings.enable_recovery and not self._has_scheduler:
-            claim_folder(self._settings.log_dir, view.job, view.name)  # no journal here would name the job later
+            claim_folder(self._settings.log_dir, view.job, view.name)  # there is no journal here to identify the job
         return True
 
     def _stored_view(self) -> JobView | None:
@@ -350,7 +352,7 @@ class Follower:
         try:
             return stored_view(self._settings.recovery_path)
         except JournalDamagedError as error:
-            self._screen.say(str(error))  # the processes' ends then decide how the job ended
+            self._screen.say(str(error))  # the ends of the processes then decide how the job ended
             return None
 
     def _look_for_processes(self) -> None:
@@ -366,7 +368,7 @@ class Follower:
                 continue
             self._known[name] = identity
             descriptor = watch(identity)
-            if name == SCHEDULER:  # even one that has ended since: its journal has newer facts
+            if name == SCHEDULER:  # even one that has already ended, since its journal has newer facts
                 self._scheduler_death, self._scheduler_judged = Death(), False
             if descriptor is None:
                 if name != SCHEDULER:
@@ -433,7 +435,10 @@ class Follower:
         return self._logs.cause(name, death, Path.cwd())
 
     def _has_joined(self, name: str, identity: ProcessIdentity) -> bool:
-        """Return whether the process has called ``samebits.init()``; assumed of processes that others started."""
+        """Return whether the process has called ``samebits.init()``.
+
+        This is assumed of processes that this follower did not start.
+        """
         return not self._following.is_own(name) or self._has_registered(name, identity)
 
     def _look_for_silence(self, now: float) -> None:
@@ -442,7 +447,10 @@ class Follower:
         self._following.never_joined(list(silent), max(silent.values(), default=0.0))
 
     def _training_is_finished(self) -> bool:
-        """Return whether training is finished, also by the journal, which has the record before a worker exits."""
+        """Return whether training is finished, according to the view or the journal.
+
+        The journal has the record before a worker exits.
+        """
         view = self._following.view
         if view is not None and view.training_finished:
             return True
@@ -471,13 +479,13 @@ class Follower:
         if self._supervisor is None or self._following.is_closing:
             return ""
         if name != SCHEDULER and death.status is not None and self._training_is_finished():
-            return ""  # its script ended itself, so the job ends and the process is not restarted
+            return ""  # the script ended itself, so the job ends and the process is not restarted
         known = view.node(node_of(name)) if view is not None else None
         step = 0 if view is None else view.step if known is None else known.step
         seen = _observation(death, cause)
         loss = loss_of(seen, step, self._causes)
         if name == SCHEDULER and loss.sort is Sort.OWN:
-            loss = replace(loss, sort=Sort.OUTSIDE)  # not the script's program, and training continues meanwhile
+            loss = replace(loss, sort=Sort.OUTSIDE)  # not the script's program, and training continues
         said = f"{spoken(name)} ({identity}) {cause if is_failure else death}"
         said += f": {cause}" if cause and not is_failure else ""
         if self._driver is not None and self._supervisor.holds and name != SCHEDULER:
@@ -521,7 +529,7 @@ class Follower:
         return max(resident_bytes(identity) for identity in self._workers_here().values())
 
     def _report_restarts(self, supervisor: Supervisor, now: float) -> None:
-        """Keep the scheduler from giving up the job while replacements start, even if their imports take long."""
+        """Keep the scheduler from giving up the job while replacements start, even with slow imports."""
         if not (supervisor.holds and self._is_ours and self._following.is_linked):
             self._report_restarts_at = 0.0
         elif self._report_restarts_at <= now:
@@ -531,7 +539,10 @@ class Follower:
                 self._link.tell(status.restarting())
 
     def _has_registered(self, name: str, identity: ProcessIdentity) -> bool:
-        """Return whether this worker has joined: the scheduler knows it, or its log shows ``samebits.init()``."""
+        """Return whether this worker has joined.
+
+        It has if the scheduler knows it, or its log shows ``samebits.init()``.
+        """
         view = self._following.view
         is_known = view is not None and any(node.identity == identity for node in view.nodes)
         return is_known or self._logs.has_spoken(name)
@@ -550,7 +561,10 @@ class Follower:
             self._look_for_processes()
 
     def _not_yet(self) -> tuple[str, ...]:
-        """Return names not to start yet: the scheduler, until its journal shows that it did not end the job."""
+        """Return the names not to start yet.
+
+        These include the scheduler, until its journal shows that it did not end the job.
+        """
         return () if self._scheduler_judged else (SCHEDULER,)
 
     def _start_due(self, supervisor: Supervisor, now: float) -> None:
@@ -649,7 +663,7 @@ class Follower:
 
 
 def _observation(death: Death, cause: Failure | str) -> Observation:
-    """Return what status and log show about a death."""
+    """Return what the status and the log show about a death."""
     if isinstance(cause, Failure):
         return Observation(death.status, death.signal, cause.error, is_failure=True)
     is_out_of_memory = cause.startswith(OUT_OF_MEMORY)

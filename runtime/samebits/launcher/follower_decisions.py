@@ -1,8 +1,8 @@
-"""A follower's decisions: what to print, which processes to signal, and when and how the job is over.
+"""Decide for a follower what to print, which processes to signal, and when and how the job is over.
 
-Pure: clock, descriptors and terminal belong to ``samebits.launcher.follower``. The scheduler decides how a job ended,
-    or
-its journal if the scheduler is gone. The processes decide only if no scheduler is left to wait for.
+This module does no I/O: ``samebits.launcher.follower`` has the clock, the descriptors and the terminal. The scheduler
+decides how a job ended, or its journal if the scheduler is gone. The processes decide only if there is no scheduler to
+wait for.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ NEW_PROCESS = "a new process is started in its place"
 NEW_PROCESSES = "new processes are started in their places"
 _AS_SPARE, _AS_SPARES = "a new process is started as a spare", "new processes are started as spares"
 _SPARE, _SPARES = f"a spare takes its place, and {_AS_SPARE}", f"spares take their places, and {_AS_SPARES}"
-LEAVE_SHARE = 0.6  # share of SHUTDOWN_TIMEOUT that a worker has to exit by itself before SIGTERM
+LEAVE_SHARE = 0.6  # share of SHUTDOWN_TIMEOUT that a worker has to exit before SIGTERM
 LEAVE_AFTER_FINISH_S = 30.0  # the program may still have results to write
-AFTER_SCHEDULER_S = 1.0  # it waits for all workers it knows, so one that still runs was unknown to it
+AFTER_SCHEDULER_S = 1.0  # the scheduler waits for all workers that it knows, so one that still runs was unknown to it
 FAILED_LEAVE_S, FAILED_KILL_S = 5.5, 8.5  # ENABLE_RECOVERY=0: everything ends within 10 s of the first death
 
 TERM = signal.SIGTERM
@@ -102,7 +102,10 @@ TERM = signal.SIGTERM
 
 @dataclass(frozen=True, slots=True)
 class FollowResult:
-    """How following ended. ``call_again``: processes of the job wait for a scheduler that gave the job up too early."""
+    """How following ended.
+
+    ``call_again`` is true if processes of the job wait for a scheduler that gave the job up too early.
+    """
 
     verdict: JobOutcome
     call_again: bool = False
@@ -122,17 +125,17 @@ class FollowOrders:
 
     lines: list[str] = field(default_factory=list)
     stop_by: str | None = None
-    stop_status: int = 0  # exit code of a process whose error every retry repeats, which is why the job ends
+    stop_status: int = 0  # exit code of a process whose error every retry would repeat, so that the job ends
     signals: list[tuple[ProcessIdentity, signal.Signals]] = field(default_factory=list)
 
 
 class Following:
-    """One follower's decisions. Every method takes ``now`` in monotonic seconds; ``orders`` collects the actions.
+    """One follower's decisions; ``now`` is in monotonic seconds in every method.
 
     Args:
         recovery: ENABLE_RECOVERY.
         node_timeout_s: NODE_TIMEOUT.
-        recover: the command with which a user restarts what is gone.
+        recover: the command with which a user restarts missing processes.
         restarts: whether this follower has just started the missing processes, and may be called again to do so.
         max_world_size: MAX_WORKER_NUM; node numbers from it on name spares.
         topo_timeout_s, shrink_grace_s: TOPO_TIMEOUT, and GRACE's shrink.
@@ -180,13 +183,13 @@ class Following:
         self._was_linked = False
         self._scheduler_gone = False
         self._first_death = self._first_cause = ""
-        self._is_judged_here = False  # judged by the processes' messages: the scheduler only carries the end out
+        self._is_judged_here = False  # judged by the processes' messages; the scheduler only carries out the end
         self._verdict: JobOutcome | None = None
         self._stop_by: str | None = None
         self._has_signalled = False
         self._starts_again = restarts  # at the end, when a supervisor has already released the folder
         self._targets: list[_Local] = []
-        self._nobody_tells_at: float | None = None  # the scheduler is gone: workers it had never seen were not notified
+        self._nobody_tells_at: float | None = None  # when to signal workers unknown to the gone scheduler
         self._term_at: float | None = None
         self._kill_at: float | None = None
         self._deserted_at: float | None = None  # when the last worker was gone
@@ -195,7 +198,7 @@ class Following:
     # ---- events from the caller
 
     def found(self, name: str, identity: ProcessIdentity, *, is_own: bool) -> None:
-        """Record a living process under this name, new or in place of an older one."""
+        """Record a living process under this name, possibly in place of an older one."""
         before = self._local.get(name)
         self._local[name] = _Local(identity, is_own)
         if name == SCHEDULER:
@@ -221,8 +224,8 @@ class Following:
         """Record the end of a process; ``cause`` is the error in its log, empty if there is none.
 
         ``is_trained``: training is finished. ``is_done``: this worker was expected to exit because of that.
-        ``was_removed``: it was told to leave. ``has_joined``: it had called ``samebits.init()``. ``follows``: the
-        reaction to its end.
+        ``was_removed``: the worker was told to leave. ``has_joined``: it had called ``samebits.init()``. ``follows``:
+        the reaction to its end.
         """
         self._is_trained = self._is_trained or is_trained
         known = (*self._local.values(), *self._targets, *self._replaced)
@@ -237,16 +240,16 @@ class Following:
             self._worker_died(local, end, now)
 
     def forget(self, name: str) -> None:
-        """Forget this name: its process is gone, and a process with another name was started in its place."""
+        """Forget this name, because a process with another name replaces its dead process."""
         self._local.pop(name, None)
 
     def give_up(self, verdict: JobOutcome, now: float) -> None:
-        """End the job, because its processes are not restarted any more."""
+        """End the job, because its processes are no longer restarted."""
         self._stop_for(verdict)
         self._close(verdict, now, self._leave_s)
 
     def never_joined(self, names: list[str], after_s: float) -> None:
-        """Report that these processes have not called ``samebits.init()`` within ``after_s`` seconds of being found."""
+        """Report that these processes have not called ``samebits.init()``, ``after_s`` after being found."""
         nodes = [node_of(name) or "" for name in names if name in self._local and self._local[name].runs]
         if nodes and not self.is_closing:
             who = f"workers {', '.join(nodes)} have" if len(nodes) > 1 else f"worker {nodes[0]} has"
@@ -264,7 +267,7 @@ class Following:
         self._scheduler_gone = False
 
     def unlinked(self) -> None:
-        """Record that the scheduler cannot be reached any more."""
+        """Record that the scheduler can no longer be reached."""
         self.is_linked = False
 
     def heard(self, view: JobView, now: float) -> None:
@@ -281,13 +284,13 @@ class Following:
             self._orders.lines.append(view.standstill or "the job makes progress again")
         self.view = view
         if view.phase == "training" and view.alive == view.world_size:
-            self._first_death = ""  # recovered, so it is not the cause of later events
+            self._first_death = ""  # the job has recovered, so this is not the cause of later events
         self._judge_by(view, now)
 
     def scheduler_gone(
         self, identity: ProcessIdentity | None, death: Death, stored: JobView | None, last_line: str, now: float
     ) -> None:
-        """Handle that no scheduler of this job runs any more; ``stored`` is the state in its journal."""
+        """Handle that no scheduler of this job is running; ``stored`` is the state in its journal."""
         self._scheduler_gone = True
         if stored is not None and (self.view is None or stored.job_finished or stored.ended is not None):
             self.view = stored
@@ -311,7 +314,7 @@ class Following:
             self._deaths.hold(now)
 
     def stop_asked(self, by: str, now: float) -> None:
-        """Handle the user's request to end the whole job; a repeated request ends it at once."""
+        """Handle the user's request to end the entire job; a repeated request ends it at once."""
         if self._stop_by is not None:
             self._say("ending what is left at once")
             self._kill_at = now
@@ -347,12 +350,12 @@ class Following:
         return min((at for at in deadlines if at is not None), default=None)
 
     def has_left(self, name: str) -> bool:
-        """Return whether this worker gave its seat up on purpose."""
+        """Return whether this worker gave up its seat on purpose."""
         known = None if self.view is None else self.view.node(node_of(name))
         return known is not None and known.presence is PresenceState.LEFT
 
     def running(self) -> int:
-        """Return how many workers of this machine run, not counting known spares."""
+        """Return how many workers run on this machine, not counting known spares."""
         return sum(local.runs for name, local in self._local.items() if name != SCHEDULER and not self._is_spare(name))
 
     def is_own(self, name: str) -> bool:
@@ -360,19 +363,19 @@ class Following:
         return name in self._local and self._local[name].is_own
 
     def scheduler_runs(self) -> bool:
-        """Return whether the scheduler that was started here runs."""
+        """Return whether the scheduler that was started here is running."""
         return SCHEDULER in self._local and self._local[SCHEDULER].runs
 
     # ---- deaths
 
     def _worker_died(self, local: _Local, end: WorkerExit, now: float) -> None:
         if self.is_closing:
-            # The scheduler reported before the kernel did; a signal that is not ours is the cause of its report.
+            # The scheduler reported this before the kernel did; a signal from elsewhere is the cause of its report.
             if end.death.signal is not None and not self._has_signalled and self._stop_by is None:
                 self._first_death = self._first_death or str(end)
             is_script = bool(end.death.status) and not has_no_slot(end, self.view)
             if self._verdict == FINISHED and is_script and not self._has_signalled and self._stop_by is None:
-                # Its exit status came too late for the scheduler, which took the script as finished.
+                # The exit status came too late for the scheduler, which considered the script finished.
                 self._verdict = JobOutcome.unfinished(EndKind.SCRIPT_FAILED, str(end), end.death.status or 0)
             if end.is_of_the_script and self._stop_by is None and not self._has_signalled:
                 self._deaths.add(end, now)
@@ -390,7 +393,7 @@ class Following:
     def _say_deaths(self, now: float) -> None:
         for alike in self._deaths.take():
             if self._verdict is not None and self._verdict.is_permanent and str(alike[0].cause) in self._verdict.cause:
-                continue  # the last line names it
+                continue  # the follower's last line names this cause
             self._say(sentence(alike) + self._what_follows(alike, now))
         if self._scheduler_why and not self.is_closing and self._workers_run():
             view = self.view
@@ -415,7 +418,7 @@ class Following:
                 self._say(f"{self._title(name)} was started again (pid {self._local[name].identity.pid})")
 
     def _what_follows(self, alike: list[WorkerExit], now: float) -> str:
-        """Return how the others continue and what the user can do; empty if the job ends."""
+        """Return how the other workers continue and what the user can do; empty if the job ends."""
         if self.is_closing or not self._workers_run() or all(self._is_started_again(end) for end in alike):
             return ""
         meanwhile = ""
@@ -465,7 +468,7 @@ class Following:
         elif status == 0 and not self._recovery:
             self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)
         elif status != 0 and not self._was_linked and not self._restarts:
-            # The scheduler never served, so the workers started with it wait in vain.
+            # The scheduler never served, so the workers that were started with it wait in vain.
             self._close(JobOutcome(EndKind.FAILED, f"the scheduler could not start: {last_line}", status), now, 0.0)
 
     def _judge_by_processes(self, now: float) -> None:
@@ -490,12 +493,12 @@ class Following:
             self._close(JobOutcome.unfinished(EndKind.INTERRUPTED, cause), now, self._leave_s)
 
     def _stop_for(self, verdict: JobOutcome) -> None:
-        """Have the scheduler end the job as it was judged here."""
+        """Have the scheduler end the job with this verdict."""
         self._is_judged_here, self._orders.stop_by = True, verdict.cause
         self._orders.stop_status = verdict.exit_code if verdict.is_permanent else 0
 
     def _has_trained_here(self, ends: list[WorkerExit]) -> bool:
-        """Return whether training was last reported as finished, and all processes here have ended well since."""
+        """Return whether training was reported as finished and all processes here ended without error."""
         return self.view is not None and self.view.training_finished and all(end.death.status == 0 for end in ends)
 
     def _deserted_by(self) -> float | None:
@@ -507,7 +510,7 @@ class Following:
     # ---- closing
 
     def _close(self, verdict: JobOutcome | None, now: float, leave_s: float) -> None:
-        """End the job, or record its end; remaining processes get ``leave_s`` seconds to exit by themselves."""
+        """End the job, or record its end; remaining processes have ``leave_s`` seconds to exit."""
         self._verdict = self._verdict or verdict
         if self.is_closing:
             return
@@ -523,8 +526,8 @@ class Following:
     def _is_spared(self, local: _Local) -> bool:
         """Return whether this is a worker that was unknown to the scheduler when the scheduler ended the job.
 
-        The worker waits for the next scheduler. Either another follower has started it and looks after it, or this
-        follower has, and is called again if the job was given up only because no worker was left.
+        The worker waits for the next scheduler. Either another follower started the worker and looks after it, or this
+        follower did, and is called again if the job was given up only because no worker was left.
         """
         verdict = self._verdict
         if self._stop_by is not None or verdict is None or verdict.kind is not EndKind.INTERRUPTED:
@@ -569,7 +572,7 @@ class Following:
         return "" if is_told else self._first_death
 
     def _workers_run(self) -> bool:
-        """Return whether a worker of this machine runs, or a spare that may become one."""
+        """Return whether a worker runs on this machine, or a spare that may become one."""
         return any(local.runs for name, local in self._local.items() if name != SCHEDULER)
 
     def _is_spare(self, name: str) -> bool:

@@ -1,7 +1,7 @@
-"""Find out where this machine's workers are when the job makes no progress, or when they do not join it.
+"""Find out where this machine's workers are stuck if the job makes no progress or they do not join it.
 
-A follower runs on the host of its processes. It reads from the kernel what no message can report (a stopped process, a
-held GIL, a wait in the kernel), saves the stacks to a file, and ends a process that cannot end by itself.
+A follower runs on the same host as its processes. It reads from the kernel what no message can report (a stopped
+process, a held GIL, a wait in the kernel), saves the stacks to a file, and ends a process that cannot end by itself.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from samebits.tracebacks import place_in_dump
 PATIENCE_S = 15.0  # minimum time from a process's start to its samebits.init(), except waits for a CPU
 LOOK_S = 5.0
 LONGEST_S = 120.0
-LEAST_READ_BYTES = 32 << 10  # within LOOK_S; about a handful of compiled modules
+LEAST_READ_BYTES = 32 << 10  # within LOOK_S; a few compiled modules
 
 
 def bytes_read(identity: ProcessIdentity) -> int | None:
-    """Return how many bytes the process has read so far, cached ones included, or None if this is not visible."""
+    """Return how many bytes, including cached ones, the process has read; None if not visible."""
     try:
         found = re.search(r"^rchar: (\d+)$", Path(f"/proc/{identity.pid}/io").read_text(), re.MULTILINE)
     except OSError:  # the process is gone, or another user's
@@ -58,7 +58,7 @@ class _Watched:
 
 
 class UnjoinedProcesses:
-    """Processes that have not joined and were not reported yet.
+    """Processes that have not joined the job and were not reported yet.
 
     Args:
         read: :func:`bytes_read`, or a replacement.
@@ -83,7 +83,10 @@ class UnjoinedProcesses:
         return min((one.look_at for one in self._watched.values()), default=None)
 
     def due(self, now: float) -> dict[str, tuple[ProcessIdentity, float]]:
-        """Return, once each, the processes that no longer seem to import, with the seconds since they were found."""
+        """Return, once each, the processes that no longer seem to import modules.
+
+        The result includes the seconds since each was found.
+        """
         if not any(one.look_at <= now for one in self._watched.values()):
             return {}
         found = {}
@@ -111,11 +114,11 @@ COLLECTIVES = 4
 MOST_ASKED = 8
 """Limit on the processes that are examined during one standstill."""
 SETTLED_S = 1.0
-"""Seconds after its loss in which a process that still runs may be about to end."""
+"""Seconds after its loss during which a process that still runs may be about to end."""
 LEAST_PATIENCE_S = 30.0
 """Seconds from the loss of a stopped or GIL-holding process to its end, if HANG sets no step timeout."""
 CANNOT_LEAVE = (Hang.STOPPED, Hang.LOCKED)
-"""States that a process cannot leave by itself, but in which a signal still ends it."""
+"""States that a process cannot leave by itself, but in which a signal can still end it."""
 _FILE = re.compile(r"step-\d+-(?:rank|node)-[^/]+\.txt")
 
 
@@ -173,7 +176,9 @@ class HangFindings:
 
 
 class HangStacks:
-    """A follower's observations. Each takes seconds, so a thread makes them; ``look`` and ``take`` return at once.
+    """A follower's observations of hangs, made in a thread because each takes seconds.
+
+    ``look`` and ``take`` return at once.
 
     Args:
         settings: the job's settings, with an absolute LOG_DIR.
@@ -203,7 +208,10 @@ class HangStacks:
         self._thread: threading.Thread | None = None
 
     def look(self, view: JobView | None, here: Mapping[str, ProcessIdentity], now: float) -> None:
-        """Examine those of ``here`` (living processes by node) that the scheduler names as stuck or has lost."""
+        """Examine the local processes that the scheduler reports as stuck or has lost.
+
+        ``here`` are the living local processes by node.
+        """
         if view is None or view.from_journal:
             return
         stall = view.stall
@@ -240,7 +248,7 @@ class HangStacks:
         return found
 
     def wait(self) -> None:
-        """Wait until all requested observations are done; for tests."""
+        """Wait until all requested observations are done; used in tests."""
         self._questions.join()
 
     def _look_for_lost(self, view: JobView, here: Mapping[str, ProcessIdentity], now: float) -> None:
@@ -304,7 +312,7 @@ class HangStacks:
         if answer.silence is not stacks.NoStackReason.GONE:
             name = f"node-{worker.node}" if question.rank is None else f"rank-{question.rank}"
             file = self._keep(f"step-{question.step}-{name}.txt", text)
-        is_gone = answer.silence is stacks.NoStackReason.GONE  # its end is reported elsewhere
+        is_gone = answer.silence is stacks.NoStackReason.GONE  # the end of the process is reported elsewhere
         return Looked(title, hang, identity.pid, place, file, question.is_told and not is_gone)
 
     def _collectives(self, identity: ProcessIdentity) -> str:
@@ -314,7 +322,11 @@ class HangStacks:
         return "its last collectives: " + "; ".join(map(str, contents.launched[-COLLECTIVES:]))
 
     def _keep(self, name: str, text: str) -> Path | None:
-        """Write the text to a file (mode 0600), and remove the oldest beyond ``MOST_FILES``; None on a disk error."""
+        """Write the text to a file (mode 0600), and remove the oldest files beyond ``MOST_FILES``.
+
+        Returns:
+            The file's path, or None on a disk error.
+        """
         path = self._folder / name
         try:
             private.make_folder(self._folder)

@@ -1,7 +1,8 @@
-"""Handle SIGINT, SIGTERM and other requests to stop a follower, and ask before a terminal's Ctrl-C ends a job.
+"""Handle requests to stop a follower, such as SIGINT, and ask before Ctrl-C ends a job.
 
-A signal that arrives before anything polls is kept and wakes the next poll. The first Ctrl-C on a terminal asks before
-it ends a job of days; a second one ends the job. The terminal reads single keys only while the question is shown.
+A signal that arrives before anything polls is kept and wakes the next poll. The first Ctrl-C on a terminal only shows a
+question, because the job may have run for days; a second one ends the job. The terminal reads single keys only while
+the question is shown.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ALWAYS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """SIGINT, SIGTERM and ``more`` as a pollable object; it restores the earlier handlers on exit."""
+    """SIGINT, SIGTERM and ``more`` as a pollable object, which restores the earlier handlers on exit."""
 
     def __init__(self, more: Sequence[signal.Signals] = ()) -> None:
         self.caught: list[int] = []
@@ -44,9 +45,9 @@ class Signals:
 
     def _catch(self, number: int, _: object) -> None:
         self.caught.append(number)
-        # The interpreter did not write a signal that came between handler and descriptor. Blocking signals for that
-        # moment would not help: another thread may take the signal.
-        with contextlib.suppress(BlockingIOError):  # full, so it is readable anyway
+        # The interpreter did not write a signal that arrived after the handlers but before the descriptor were set.
+        # Blocking signals for that moment would not help, because another thread may receive the signal.
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so it is readable anyway
             os.write(self._writable, b"\0")
 
     def fileno(self) -> int:
@@ -76,14 +77,17 @@ class InterruptAnswer(Enum):
 
 
 class Question:
-    """Decide what Ctrl-C does. ``now`` is in monotonic seconds; ``may_leave``: the job can run without this process."""
+    """Decides what Ctrl-C does; ``now`` is in monotonic seconds.
+
+    ``may_leave`` tells whether the job can run without this process.
+    """
 
     def __init__(self, *, may_leave: bool = True) -> None:
         self._may_leave = may_leave
         self._until: float | None = None
 
     def interrupted(self, now: float) -> InterruptAnswer:
-        """Handle Ctrl-C: the first one asks, a second one confirms."""
+        """Handle Ctrl-C: the first one shows the question, and a second one confirms it."""
         if self._until is not None and now < self._until:
             self._until = None
             return InterruptAnswer.END
@@ -91,7 +95,7 @@ class Question:
         return InterruptAnswer.ASKED
 
     def pressed(self, keys: bytes) -> InterruptAnswer | None:
-        """Return the answer that these keys give, or None if there are none."""
+        """Return the answer that these keys mean, or None if there are no keys."""
         if self._until is None or not keys:
             return None
         self._until = None
@@ -110,14 +114,17 @@ class Question:
 
 
 class Keys:
-    """Single keys from this process's terminal, while they are read."""
+    """Reads single keys from this process's terminal."""
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None
 
     @staticmethod
     def can_ask() -> bool:
-        """Return whether a user can answer: input and output are a terminal, and this process is in its foreground."""
+        """Return whether a user can answer.
+
+        Input and output must be a terminal, and this process must be in the foreground.
+        """
         try:
             is_person = sys.stdin.isatty() and sys.stdout.isatty()
             return is_person and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
@@ -129,7 +136,7 @@ class Keys:
         return sys.stdin.fileno()
 
     def begin(self) -> None:
-        """Deliver each key at once and do not show it; keys pressed earlier are dropped."""
+        """Deliver each key at once without showing it, and drop keys pressed earlier."""
         if self._before is None:
             with contextlib.suppress(OSError, termios.error):
                 self._before = termios.tcgetattr(self.fileno())
@@ -145,7 +152,7 @@ class Keys:
             self._before = None
 
     def read(self) -> bytes:
-        """Return the keys that were pressed, up to a few."""
+        """Return the keys that were pressed, at most a few."""
         try:
             return os.read(self.fileno(), 16)
         except OSError:
@@ -153,7 +160,7 @@ class Keys:
 
 
 class Asking:
-    """The question on this process's terminal, as one of the things that a follower waits for.
+    """The question on this process's terminal, as one of a follower's event sources.
 
     Args:
         poll: the poll object to register with.
@@ -176,7 +183,7 @@ class Asking:
         return True
 
     def answer(self, ready: Container[int], now: float) -> InterruptAnswer | None:
-        """Return the outcome once; ``ready`` are the descriptors that can be read."""
+        """Return the outcome, only once; ``ready`` are the descriptors that can be read."""
         if self._question.wake_at() is None:
             return None
         keys = self._keys.read() if self._keys.fileno() in ready else b""
@@ -188,7 +195,7 @@ class Asking:
         return answer
 
     def end(self) -> None:
-        """Stop asking."""
+        """Withdraw the question and restore the terminal."""
         with contextlib.suppress(KeyError, OSError, ValueError, AttributeError):
             self._poll.unregister(self._keys.fileno())
         self._keys.end()

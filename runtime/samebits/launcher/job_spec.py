@@ -1,7 +1,7 @@
-"""Store how a job was started (``start.json`` beside its logs), so that it can be recovered from its folder alone.
+"""Store how a job was started, so that it can be recovered from its folder alone.
 
-The file holds the folder, the command and the variables that a restart needs, unchanged. It holds no secret, and
-nothing that was given to one process only. It also lists the job's nodes on this machine.
+The file, ``start.json`` beside the logs, has the folder, the command and the variables that a restart needs, unchanged.
+It contains no secret, and nothing that was given to only one process. It also lists the job's nodes on this machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_BYTES = 64 << 20  # size limit for a file that is hashed as a script
 
 @dataclass(frozen=True, slots=True)
 class ScriptVersion:
-    """One version of a script: the digest of its content, and when it was written, in seconds since 1970."""
+    """One version of a script: its content's digest, and its modification time in seconds since 1970."""
 
     digest: str
     changed_at_s: float
@@ -47,12 +47,12 @@ def version_of(script: Path) -> ScriptVersion | None:
 
 
 def change(script: str, before: ScriptVersion | None, now: ScriptVersion | None, *, others_run: bool) -> str:
-    """Describe how a script has changed since the job's start; empty if it has not, or if that is unknown.
+    """Describe how a script has changed since the job's start; empty if unchanged or unknown.
 
     Args:
         script: the script's name.
-        before, now: its version at the job's start, and its current version.
-        others_run: whether other workers run that were not restarted.
+        before, now: the script's version at the job's start, and its current version.
+        others_run: whether other workers, which were not restarted, are running.
     """
     if before is None or now is None or before.digest == now.digest:
         return ""
@@ -71,7 +71,7 @@ def _time(at_s: float) -> str:
 START_FILE = "start.json"
 POINTER_FILE = "elsewhere"
 ADDRESS_FILE = "address.json"
-"""File in RECOVERY_PATH for a job whose processes another launcher starts."""
+"""The file in RECOVERY_PATH for a job whose processes another launcher starts."""
 _ADDRESS = (
     *("SCHED_HOST", "SCHED_PORT", "WORKER_NUM", "SPARE_NUM", "JOB_NAME"),
     *("ENABLE_RECOVERY", "CLUSTER_SECRET_FILE", "CLUSTER_INSECURE"),
@@ -85,7 +85,7 @@ _MAX_FILE_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One start of a job: ``command`` is a worker's; ``environment`` was given to all processes of the job."""
+    """One start of a job; ``environment`` was given to all its processes."""
 
     folder: Path
     interpreter: str
@@ -93,7 +93,7 @@ class JobSpec:
     args: tuple[str, ...]
     environment: Mapping[str, str]
     needs_secret: bool = False
-    """Whether the job got a secret by value. The secret is not stored, so a restart must supply it."""
+    """Whether the job was given a secret by value; it is not stored, so a restart must supply it."""
     nodes: tuple[str, ...] | None = None
     """This machine's nodes, if workers were added or removed, or other hosts have some; None: all nodes."""
     script_version: ScriptVersion | None = None
@@ -103,13 +103,13 @@ class JobSpec:
     has_scheduler: bool = True
     """Whether the scheduler belongs to this machine."""
     hosts: Mapping[str, str] = field(default_factory=dict)
-    """The discovered host of each node. Nodes that are not in ``nodes`` any more are leaving."""
+    """The discovered host of each node; nodes that are no longer in ``nodes`` are leaving."""
     size: int | None = None
-    """The wanted number of workers if hosts are discovered; None: as many as fit."""
+    """The wanted number of workers if hosts are discovered; None for as many as fit."""
     drained: tuple[str, ...] = ()
     """Discovered hosts that must not be used."""
     job: str = ""
-    """The job's id, which ``run`` chose; empty if another host has the scheduler, or an earlier release wrote this."""
+    """The job's id, which ``run`` chose; empty if another host has the scheduler, or an earlier release wrote it."""
     is_finished: bool = False
     """Whether the job has finished, on a host without the scheduler; elsewhere the journal tells."""
     has_relay: bool = False
@@ -121,7 +121,7 @@ class JobSpec:
         """Return the scheduler's settings with absolute folders; ``secrets`` are current (see ``secrets_for``).
 
         Raises:
-            SettingsError: this version does not accept them.
+            SettingsError: this version does not accept the settings.
         """
         settings, _ = config.read({**self.environment, **(secrets or {})}, role_required=False)
         return replace(config.in_folder(self.folder, settings), role=Role.SCHEDULER)
@@ -138,7 +138,7 @@ class JobSpec:
         return command if is_found else f"LOG_DIR={shlex.quote(str(log_dir))} {command}"
 
     def moved_to(self, folder: Path) -> JobSpec:
-        """Return the same start with every path inside its folder moved to another folder."""
+        """Return the same start with every path in its folder changed to another folder."""
         old, new = str(self.folder), str(folder)
 
         def moved(text: str) -> str:
@@ -155,13 +155,16 @@ class JobSpec:
 
 
 def keep(log_dir: Path, start: JobSpec, *, has_pointer: bool = True) -> str:
-    """Write the start into its log folder, readable by this user only.
+    """Write the start to its log folder, readable by this user only.
 
     Args:
-        has_pointer: whether to leave a pointer where commands look for a job's log folder.
+        log_dir: the log folder.
+        start: the start.
+        has_pointer: whether to write a pointer to the place where commands look for a job's log folder.
 
     Returns:
-        Why there is no pointer, for example in a read-only folder, and what that means; empty if there is one.
+        Why there is no pointer, for example because the folder is read-only, and what that means; empty if there is
+        one.
 
     Raises:
         StoreError: the log folder cannot be written.
@@ -252,7 +255,7 @@ def read(log_dir: Path) -> JobSpec | None:
     """Return the job spec of this folder, or None.
 
     Raises:
-        StoreError: ``keep`` has not written the file, or other users may have.
+        StoreError: ``keep`` has not written the file, or another user may have written it.
     """
     path = log_dir / START_FILE
     private.check_folder(log_dir)
@@ -314,12 +317,12 @@ def read(log_dir: Path) -> JobSpec | None:
 
 
 def _stored(text: str) -> str:
-    """Return a path or variable in its stored form: decoded as UTF-8, whatever this process's locale."""
+    """Return a path or variable in its stored form: decoded as UTF-8, independent of the locale."""
     return os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
 def _decoded(text: str) -> str:
-    """Return a result of :func:`_stored` as this process's locale decodes it."""
+    """Return a result of :func:`_stored`, decoded with this process's locale."""
     return os.fsdecode(text.encode("utf-8", "surrogateescape"))
 
 
@@ -335,7 +338,7 @@ def _recoded(value: Any, recode: Callable[[str], str]) -> Any:
 
 
 def first_nodes(settings: Settings) -> tuple[str, ...]:
-    """Return the node ids that run.sh starts: first those of slots, then those of spares."""
+    """Return the node ids that run.sh starts: first the workers', then the spares'."""
     spares = range(settings.max_worker_num, settings.max_worker_num + settings.spare_num)
     return tuple(str(number) for number in (*range(settings.worker_num), *spares))
 
@@ -347,9 +350,10 @@ def nodes_of(log_dir: Path, settings: Settings) -> tuple[str, ...]:
 
 
 def secrets_for(start: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of ``environ`` that supply the job's secret again; empty if the start needs no secret.
+    """Return the variables of ``environ`` that supply the job's secret for a restart.
 
-    They contain the secret itself or the path of a file with it. A job without a secret never gets one.
+    They contain the secret itself or the path of a file with it. The result is empty if the start needs no secret; a
+    job without a secret never gets one.
     """
     if not start.needs_secret:
         return {}
@@ -359,7 +363,7 @@ def secrets_for(start: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def require_secrets(start: JobSpec, secrets: Mapping[str, str]) -> None:
-    """Require the secret of a job that got one by value.
+    """Require the secret of a job that was given one by value.
 
     Raises:
         SettingsError: the current environment has no secret.
@@ -374,9 +378,10 @@ def require_secrets(start: JobSpec, secrets: Mapping[str, str]) -> None:
 
 
 def _find(present: Mapping[str, str]) -> tuple[Path, bool]:
-    """Return the log folder of the job started here, and whether a pointer outside this folder led to it.
+    """Return the log folder of the job started here, and whether a pointer to another folder led to it.
 
-    ``present`` is the environment. A LOG_DIR in it comes first, then the usual place, then the place its pointer names.
+    ``present`` is the environment. A LOG_DIR in it comes first, then the usual place, then the place that the pointer
+    there names.
     """
     if present.get("LOG_DIR") or present.get(f"{config.PREFIX}LOG_DIR"):
         return config.read(present, role_required=False)[0].log_dir, False
@@ -389,9 +394,10 @@ def _find(present: Mapping[str, str]) -> tuple[Path, bool]:
 
 
 def is_at_home(log_dir: Path, kept: JobSpec, *, is_pointed_at: bool = False) -> bool:
-    """Return whether the start is in the folder where its job was started; if not, the folder was moved or copied.
+    """Return whether the start is in the folder where its job was started.
 
-    ``is_pointed_at``: a pointer outside the current folder led to the start, so the current folder is compared.
+    If not, the folder was moved or copied. If ``is_pointed_at``, a pointer led from the current folder to a log folder
+    elsewhere, so the current folder is compared.
     """
     lies_in = USUAL_LOG_DIR if is_pointed_at else log_dir
     was_in = kept.folder / USUAL_LOG_DIR if is_pointed_at else kept.settings().log_dir
@@ -399,7 +405,7 @@ def is_at_home(log_dir: Path, kept: JobSpec, *, is_pointed_at: bool = False) -> 
 
 
 def is_copied(kept: JobSpec) -> bool:
-    """Return whether the job of a spec that was moved or copied still lies in its original folder."""
+    """Return whether the job of a moved or copied spec still exists in its original folder."""
     with durable.disk_errors(kept.folder, "looking for the folder the job was started in"):
         try:
             homes = (kept.settings().log_dir / START_FILE, kept.folder / USUAL_LOG_DIR / POINTER_FILE)
@@ -421,7 +427,7 @@ def read_here() -> tuple[Path, JobSpec]:
 
 
 def is_job_named(settings: Settings) -> bool:
-    """Return whether this folder holds a job, or the environment names a scheduler."""
+    """Return whether this folder contains a job, or the environment names a scheduler."""
     named = config.whole_environment()
     has_address = any(
         named.get(prefix + name) for name in ("SCHED_HOST", "SCHED_PORT") for prefix in ("", config.PREFIX)
@@ -430,15 +436,17 @@ def is_job_named(settings: Settings) -> bool:
 
 
 def is_job_here(settings: Settings) -> bool:
-    """Return whether these folders hold a job's start or its journal."""
+    """Return whether these folders contain a job's start or its journal."""
     return read(settings.log_dir) is not None or (settings.recovery_path / JOURNAL_FILE).exists()
 
 
 def require_job(settings: Settings) -> None:
-    """Raise if the job is not identified; the scheduler at the default port may belong to another folder's job.
+    """Raise if the job is not identified.
+
+    The scheduler at the default port may belong to another folder's job.
 
     Raises:
-        UsageError: this folder holds nothing of a job, and no variable names a scheduler.
+        UsageError: this folder contains no job, and no variable names a scheduler.
     """
     if is_job_named(settings):
         return
@@ -491,14 +499,13 @@ def require_moved(kept: JobSpec) -> None:
 def settings_here(*, only_looks: bool = False) -> Settings:
     """Return the settings of the current folder's job; the current environment overrides the stored one.
 
-    If the job's journal is in an etcd, this updates its copy in RECOVERY_PATH, unless the etcd cannot be reached.
-
-    ``only_looks``: read the contents of this folder even if it is a copy.
+    If the job's journal is in an etcd, this updates the journal's copy in RECOVERY_PATH, unless the etcd cannot be
+    reached. With ``only_looks``, the contents of this folder are read even if it is a copy.
 
     Raises:
         SettingsError: a setting is invalid.
         UsageError: the job was started in another folder.
-        ForeignFolderError: this folder holds another job's journal than the etcd.
+        ForeignFolderError: the journals in this folder and in the etcd belong to different jobs.
     """
     settings = _settings_here(only_looks=only_looks)
     try:
@@ -543,9 +550,10 @@ def _settings_here(*, only_looks: bool) -> Settings:
 
 
 def program_of(kept: JobSpec, present: Mapping[str, str], secrets: Mapping[str, str]) -> Program:
-    """Return what the job's processes run: the environment of its start, overriding the current one (``present``).
+    """Return the program of the job's processes.
 
-    ``secrets`` are the current variables that supply the job's secret; any other secret is removed.
+    Its environment is that of the start, which overrides the current one (``present``). ``secrets`` are the current
+    variables that supply the job's secret; any other secret is removed.
     """
     surplus = {**config.kept_environment(present), **config.secret_environment(present)}.keys()
     others = {name: text for name, text in present.items() if name not in surplus}

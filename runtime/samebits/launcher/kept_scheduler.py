@@ -1,8 +1,8 @@
 """Keep a scheduler running for a job whose processes another launcher, such as torchrun, starts.
 
 Such a job has no folder to recover from: its processes know only an address. Each process whose machine has that
-address listens on it, hands the socket to a scheduler that it starts, and does so again whenever the scheduler is gone.
-The kernel gives the address to one process only, so there are never two schedulers.
+address tries to listen on it, and passes the socket to a scheduler that it starts; it does so again whenever the
+scheduler is gone. The kernel gives the address to only one process, so there are never two schedulers.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class KeptScheduler:
     Args:
         settings: settings of one of the job's processes.
         environment: environment of the scheduler's process.
-        may_start: False if the scheduler is started by other means.
+        may_start: whether this object may start the scheduler; False if it is started by other means.
         moves: another folder of the job, which is moved aside together with RECOVERY_PATH once the job is finished.
 
     Attributes:
         on_failure: called in this object's thread with the reason, if no scheduler can serve before the job begins.
 
     Raises:
-        SettingsError: the address may not be listened on without a secret.
+        SettingsError: a secret is required to listen on the address.
         ListenError: this user may not listen on the port.
         StoreError: RECOVERY_PATH cannot be used.
     """
@@ -82,7 +82,7 @@ class KeptScheduler:
         self._wake()
 
     def stop_job(self, by: str) -> bool:
-        """End the job for all of its processes; return whether the scheduler received the request."""
+        """Ask the scheduler to end the job for all processes; return whether it received the request."""
         return stop_once(self._settings, by)
 
     def record(self, text: str) -> bool:
@@ -95,11 +95,16 @@ class KeptScheduler:
         self._wake()
 
     def close(self) -> None:
-        """Stop watching. A running scheduler ends with its job, or now if this process never had a seat in the job."""
+        """Stop watching.
+
+        A running scheduler ends with its job, or now if this process never had a seat in the job.
+        """
         self.let_go()
         self._thread.join()
         if self._child is not None and not self._job:
-            signal.pidfd_send_signal(self._child[1], signal.SIGTERM)  # others that wait for a seat start another
+            signal.pidfd_send_signal(
+                self._child[1], signal.SIGTERM
+            )  # others that wait for a seat start another scheduler
         with self._pipe_lock:
             if self._has_pipe:
                 self._has_pipe = False
@@ -144,7 +149,7 @@ class KeptScheduler:
     # ---- one scheduler process
 
     def _start_if_possible(self) -> None:
-        """Start a scheduler unless the address is another machine's, or in use."""
+        """Start a scheduler unless the address belongs to another machine or is in use."""
         if not self.is_here or not self._is_ours_to_start():
             return
         addresses, port = listening_place(self._settings)
@@ -163,8 +168,8 @@ class KeptScheduler:
     def _is_ours_to_start(self) -> bool:
         """Return whether no other machine can have a scheduler of this job.
 
-        Between processes of one machine the kernel decides. With several addresses, the machine of the first one starts
-        the scheduler. Another machine only takes over a job that it finds in a shared RECOVERY_PATH, whose lock
+        Between processes of one machine, the kernel decides. With several addresses, the machine with the first one
+        starts the scheduler. Another machine only takes over a job that it finds in a shared RECOVERY_PATH, whose lock
         decides.
         """
         settings = self._settings
@@ -183,7 +188,7 @@ class KeptScheduler:
     def _make_way(self) -> bool:
         """Move an earlier job's folder aside if that job is finished; return whether a scheduler is needed.
 
-        No other process can do so meanwhile, because this process holds the address.
+        No other process can do so at the same time, because this process has the address.
         """
         stored = stored_view(self._recovery_path)
         if stored is None:
@@ -200,7 +205,7 @@ class KeptScheduler:
                     f"{shlex.quote(f'{self._recovery_path}.old')}"
                 )
             return True
-        # Move RECOVERY_PATH last: while it is there, a start that is killed is repeated.
+        # Move RECOVERY_PATH last, so that the moves are repeated if this process is killed in between.
         for folder in (*([] if self._moves is None else [self._folder / self._moves]), self._recovery_path):
             aside = durable.move_aside(folder, stored.job)
             if aside is not None:
@@ -251,7 +256,7 @@ class KeptScheduler:
             log.warn(f"the job's scheduler (pid {pid}) was killed by signal {-code}; restarting it")
 
     def _failed(self, error: SameBitsError) -> None:
-        """Report why no scheduler runs; only warn once the job has begun, since it trains on without one."""
+        """Report why no scheduler runs; only warn once the job has begun, since it can train without one."""
         if self._job:
             log.warn(f"no scheduler can be started here for now: {error}")
         else:

@@ -1,7 +1,7 @@
-"""The job's processes on this machine: their pid files, how they ended, and the only place that sends signals.
+"""Find, signal and reap the job's processes on this machine; signals are sent only here.
 
-A process is identified by pid and start time, and only this user's own pid files name the job's processes, since a
-scheduler or a worker may claim anything about a process. A signal is sent through a descriptor that was opened before
+A process is identified by its pid and start time, and only this user's own pid files name the job's processes, since a
+scheduler or a worker may make any claim about a process. A signal is sent through a descriptor that was opened before
 the start time is compared, so the signal cannot reach another process.
 """
 
@@ -24,7 +24,7 @@ from samebits.store.process_identity import ProcessIdentity, read_pid_file
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 OUT_OF_MEMORY = "out of memory"
 _KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-SETTLED_S = 5.0  # from the counting of a kill to the end of its victim, whose memory is freed first
+SETTLED_S = 5.0  # from the count of a kill to the end of its victim, whose memory is freed first
 _NO_LIMIT_BYTES = 1 << 60  # cgroup v1 writes a number near 2^63 where v2 writes "max"
 
 
@@ -56,7 +56,10 @@ class MemoryKills:
                 return
 
     def look(self, now: float) -> None:
-        """Forget kills that were counted a while ago; they do not explain later deaths. Call this regularly."""
+        """Forget kills that were counted a while ago, which do not explain later deaths.
+
+        Call this regularly.
+        """
         for group in self._groups.values():
             count = _count(group.kills) or 0
             if count != group.newest:
@@ -102,7 +105,7 @@ def _count(file: Path) -> int | None:
 
 
 def _limit_bytes(file: Path) -> int:
-    """Return the group's own limit in bytes, or 0 if it has none."""
+    """Return the group's own limit in bytes, or 0 if there is none."""
     try:
         text = file.read_text().strip()
     except OSError:
@@ -118,7 +121,7 @@ _OURS = "samebits: "
 
 
 def process_names(nodes: Iterable[str]) -> list[str]:
-    """Return the names of a job's processes in logs and pid files: the scheduler first, then these nodes."""
+    """Return the names of a job's processes in logs and pid files, the scheduler's first."""
     return [SCHEDULER, *map(name_of, nodes)]
 
 
@@ -133,14 +136,17 @@ def name_of(node: str) -> str:
 
 
 def replaced_names(log_dir: Path, nodes: Iterable[str]) -> list[str]:
-    """Return the workers, newest first, that these nodes or their predecessors replaced and that left a log."""
+    """Return replaced workers that left a log, newest first.
+
+    These nodes or their predecessors replaced them.
+    """
     there = set(nodes)
     left = {node for log in log_dir.glob(f"{_WORKER_PREFIX}*.log") if (node := node_of(log.stem)) and node not in there}
     return [name_of(node) for node in sorted(left, key=lambda node: (root_of(node), -number_of(node)))]
 
 
 def spoken(name: str) -> str:
-    """Return the name as used in a sentence: ``worker 3``, ``the scheduler``."""
+    """Return the name in the form used in sentences: ``worker 3``, ``the scheduler``."""
     node = node_of(name)
     return "the scheduler" if node is None else f"worker {node}"
 
@@ -156,22 +162,22 @@ def read_pid_files(log_dir: Path, names: Iterable[str]) -> dict[str, ProcessIden
 
 
 def remove_dead_pid_files(log_dir: Path) -> None:
-    """Remove the pid files of workers that are gone, since other programs may have their pids by now."""
+    """Remove the pid files of dead workers, whose pids other programs may have by now."""
     for path in log_dir.glob(f"{_WORKER_PREFIX}*.pid"):
-        with contextlib.suppress(StoreError):  # not one of our pid files
+        with contextlib.suppress(StoreError):  # not a valid pid file of this user
             if (identity := read_pid_file(path)) is not None and not identity.is_alive():
                 path.unlink(missing_ok=True)
 
 
 def runs_in(identity: ProcessIdentity, folder: Path, log: Path) -> bool:
-    """Return whether the process works in exactly this folder or writes exactly this log, rather than a copy."""
+    """Return whether the process uses exactly this folder or log, and not a copy."""
     process = Path(f"/proc/{identity.pid}")
     for own, ours in ((process / "cwd", folder), (process / "fd" / "1", log), (process / "fd" / "2", log)):
         try:
             if own.samefile(ours):
                 return identity.is_alive()
         except OSError:
-            continue  # the process is gone, or another user's
+            continue  # the process is gone, or belongs to another user
     return False
 
 
@@ -197,7 +203,10 @@ class Death:
 
 
 def reap(identity: ProcessIdentity) -> Death | None:
-    """Return how the process ended, or None while it runs. Call this once after the end, since it reaps a child."""
+    """Return how the process ended, or None while it runs.
+
+    Call this only once after the end, since it reaps a child.
+    """
     try:
         pid, status = os.waitpid(identity.pid, os.WNOHANG)
     except ChildProcessError:
@@ -217,7 +226,10 @@ def resident_bytes(identity: ProcessIdentity) -> int:
 
 
 def is_own_child(identity: ProcessIdentity) -> bool:
-    """Return whether this process (perhaps before an exec) started the other, so that its status can be read."""
+    """Return whether this process, perhaps before an exec, started the other one.
+
+    Only a child's exit status can be read.
+    """
     try:
         os.waitid(os.P_PID, identity.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -226,7 +238,10 @@ def is_own_child(identity: ProcessIdentity) -> bool:
 
 
 def watch(identity: ProcessIdentity) -> int | None:
-    """Return a descriptor that becomes readable when the process ends, or None if it is gone. The caller closes it."""
+    """Return a descriptor that becomes readable when the process ends, or None if it is gone.
+
+    The caller closes the descriptor.
+    """
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
@@ -238,7 +253,11 @@ def watch(identity: ProcessIdentity) -> int | None:
 
 
 def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
-    """Signal exactly this process. Return False if it is gone, or cannot be a process of this user's job."""
+    """Signal exactly this process.
+
+    Returns:
+        False if the process is gone, or cannot belong to this user's job.
+    """
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
@@ -255,7 +274,10 @@ def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
 
 
 def _is_ours(pid: int) -> bool:
-    """Return whether the process is this user's and leads its own session, like every process of ``spawning``."""
+    """Return whether the process belongs to this user and leads its own session.
+
+    Every process that ``spawning`` starts leads its own session.
+    """
     try:
         return Path(f"/proc/{pid}").stat().st_uid == os.geteuid() and os.getsid(pid) == pid
     except (FileNotFoundError, ProcessLookupError):
@@ -271,7 +293,7 @@ def end(identity: ProcessIdentity, grace_s: float) -> None:
 
 
 def is_stopped(identity: ProcessIdentity) -> bool:
-    """Return whether the process is stopped (SIGSTOP, a debugger), so that only SIGKILL has an effect."""
+    """Return whether the process is stopped (by SIGSTOP or a debugger), so that only SIGKILL has an effect."""
     try:
         stat = Path(f"/proc/{identity.pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -282,7 +304,7 @@ def is_stopped(identity: ProcessIdentity) -> bool:
 def last_line(log: Path) -> str:
     """Return the last line of a log that is not blank, or an empty string.
 
-    A SameBits message is returned completely, since its end says what to do. Any other line is shortened.
+    A SameBits message is returned completely, since it ends with the fix. Any other line is shortened.
     """
     try:
         with os.fdopen(durable.open_regular(log), "rb") as file:

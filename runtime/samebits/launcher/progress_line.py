@@ -1,7 +1,7 @@
 """Show a job's progress: one redrawn line on a terminal, plain lines on change elsewhere, or JSON.
 
-Events print permanent lines. Progress comes from the scheduler's view and the script's own reports, or from the loss in
-rank 0's log if the script reports nothing.
+Events are printed as permanent lines. Progress comes from the scheduler's view and the script's own reports, or from
+the loss in rank 0's log if the script reports nothing.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _FEWEST_COLUMNS = 20
 
 
 class Pace:
-    """Steps per second over the last minutes of training, and how long recoveries have interrupted training.
+    """Steps per second over the last minutes of training, and the time lost to recoveries.
 
-    Only time in which the job trained counts. After a recovery, steps count on from the step that it returned to.
+    Only time in which the job trained counts. After a recovery, steps are counted from the step to which the job
+    returned.
     """
 
     def __init__(self) -> None:
@@ -99,7 +100,7 @@ class Pace:
         return now - self._phase_since
 
     def lost_s(self, now: float) -> float:
-        """Return how long training has been observed to stand still, in seconds."""
+        """Return for how many seconds training has been observed to make no progress."""
         lost_s = self._lost_s if self._settled is None else self._settled[1]
         return lost_s + (0.0 if self._stands_since is None else now - self._stands_since)
 
@@ -116,7 +117,7 @@ class Pace:
 
 
 def phase_text(view: JobView) -> str:
-    """Return a description of the phase: ``recovering; waiting for workers 0 and 2``."""
+    """Return a description of the phase, such as ``recovering; waiting for workers 0 and 2``."""
     word, _, rest = view.phase.partition("; ")
     if word in ("filling", "forming"):
         word = "recovering" if view.generation else "starting"
@@ -139,7 +140,7 @@ class ProgressFacts:
         phase: the phase; empty while the job trains.
         phase_s: seconds since the phase began.
         step, total_steps, steps_per_s: the training's progress.
-        values: the script's reported values, as shown.
+        values: the script's reported values, in the form shown.
         world: a description of the workers.
         recoveries, lost_s: number and cost in seconds of recoveries since this follower started.
         more: additional text, such as when a seat becomes free.
@@ -182,10 +183,13 @@ class ProgressFacts:
 
 
 def line_of(standing: ProgressFacts, columns: int | None = None) -> str:
-    """Return a line: ``train.py · step 1,180/3,000 · 43 steps/s · loss 0.0312 · 41 s left · 4/4 workers, 1 spare``.
+    """Return a line that shows the progress.
+
+    For example: ``train.py · step 1,180/3,000 · 43 steps/s · loss 0.0312 · 41 s left · 4/4 workers, 1 spare``.
 
     Args:
-        columns: the terminal's width; parts are left out until the line is shorter. None: all parts.
+        standing: the facts to show.
+        columns: the terminal's width; parts are left out until the line is shorter. None for all parts.
     """
     parts = [(rank, text) for rank, text in _parts(standing) if text]
     line = " · ".join(text for _, text in parts)
@@ -232,7 +236,7 @@ def seconds(value: float, *, fine: bool = False) -> str:
 
 
 def _figure(value: float) -> str:
-    """Format a pace with three figures."""
+    """Format a pace with a few significant figures."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
@@ -261,10 +265,10 @@ _ADVICE = re.compile(r"^\S+ \S+ samebits ((?:worker|spare) \S+: (?![A-Z][A-Z_]+\
 
 
 class LossTail:
-    """The last loss and step in a worker's log, and its last advice to the user; lines already in the log do not count.
+    """The last loss and step in a worker's log, and the worker's advice to the user.
 
-    ``loss`` is the earlier known value until this log has one. ``step`` is the script's own number, None before the
-    first. The caller takes ``advice``.
+    Lines that are already in the log are ignored. ``loss`` is the last known value until this log has one. ``step`` is
+    the script's own number, None before the first. The caller removes what it shows from ``advice``.
     """
 
     def __init__(self, log: Path, loss: str = "") -> None:
@@ -279,7 +283,7 @@ class LossTail:
         self.step: int | None = None
 
     def read(self) -> str:
-        """Process new lines; return the last loss as it was written, empty before the first."""
+        """Process new lines; return the last loss as written in the log, empty before the first."""
         try:
             with self.log.open("rb") as file:
                 size_bytes = os.fstat(file.fileno()).st_size
@@ -303,8 +307,8 @@ class LossTail:
 def world_text(view: JobView, alive: int) -> str:
     """Return a description such as ``4/4 workers, 1 spare``.
 
-    While a generation forms: ``2/4 workers ready``. After a shrink: ``3/3 workers (4 wanted)``, with ``1 joining``
-    before the world grows.
+    While a generation forms, this is ``2/4 workers ready``; after the world has shrunk, ``3/3 workers (4 wanted)``,
+    with ``1 joining`` before it grows.
     """
     ready = alive if view.ready is None else min(view.ready, alive)
     text = f"{ready}/{view.world_size} workers{' ready' if ready < alive else ''}"
@@ -321,7 +325,7 @@ class _LastingFile(io.FileIO):
     """A standard stream whose loss (a closed pipe or terminal, a full disk) does not end this process."""
 
     def write(self, data: Any, /) -> int:
-        """Write as usual, and after a failure to ``/dev/null``."""
+        """Write as usual; after a failure, redirect the stream to ``/dev/null``."""
         try:
             return super().write(data)
         except OSError as error:
@@ -335,7 +339,7 @@ class _LastingFile(io.FileIO):
 
 
 def keep_going_without_output() -> None:
-    """Let this process, which supervises a job, survive the loss of its standard output and error."""
+    """Make this process, which supervises a job, survive the loss of its standard output and error."""
     for name, number in (("stdout", STDOUT), ("stderr", STDERR)):
         shown = getattr(sys, name)
         stream = raw_of(shown)
@@ -347,7 +351,7 @@ def keep_going_without_output() -> None:
 
 
 class Screen:
-    """The output of a follower. If its reader is gone (a closed pipe), the follower continues without output."""
+    """The output of a follower, which continues without output if the reader is gone (a closed pipe)."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = raw_of(stream)
@@ -366,7 +370,7 @@ class Screen:
         self._write(f"{self._erased()}{printable_lines(text)}\n{self._drawn}")
 
     def progress(self, standing: ProgressFacts, key: object, now: float) -> None:
-        """Show progress. Without a terminal, print a line when ``key`` changes, or every few seconds."""
+        """Show progress; without a terminal, print a line when ``key`` changes, or every few seconds."""
         if self._is_terminal:
             shown = printable(line_of(standing, shutil.get_terminal_size().columns))
             if shown != self._drawn:
@@ -452,7 +456,7 @@ class Showing:
         self._tail = LossTail(settings.log_dir / f"{name_of(self._node)}.log")
         self._advised: set[str] = set()
         self._noticed = (0, 0)  # term and number of the last notice shown
-        self._before = self._stamp()  # a report that exists already is an earlier job's
+        self._before = self._stamp()  # a report that already exists belongs to an earlier job
         self._report: ProgressReport | None = None
         self._total_steps: int | None = None
         self._is_served = is_served
@@ -472,7 +476,7 @@ class Showing:
                 self.screen.raw(f"[{name}]: {line}")
 
     def show_notices(self, view: JobView | None) -> None:
-        """Show new warnings of the scheduler, except those that a worker's log has shown already."""
+        """Show the scheduler's new warnings, except those already shown from a worker's log."""
         for number, text in () if view is None else view.notices:
             assert view is not None
             if (view.term, number) > self._noticed:
@@ -482,7 +486,10 @@ class Showing:
                     self._advised.add(text)
 
     def show(self, view: JobView | None, *, is_linked: bool, running: int, now: float) -> None:
-        """Show progress as far as it is known; without a scheduler, ``running`` is the number of workers."""
+        """Show progress as far as it is known.
+
+        ``running`` is the number of running workers, used if the scheduler cannot be reached.
+        """
         self.show_lines()
         self.show_notices(view)
         self._pace.look(view, now, self._phase(view, is_linked=is_linked, running=running))
@@ -524,8 +531,8 @@ class Showing:
     def _step(self, view: JobView, phase: str) -> int | None:
         """Return the step to show, or None if it is not known yet.
 
-        The step only goes back if a new generation went back, because a restarted scheduler knows only the last saved
-        step until the workers report theirs.
+        The step decreases only if a new generation has returned to an earlier one, because a restarted scheduler knows
+        only the last saved step until the workers report theirs.
         """
         if view.generation < self._generation:
             return self._step_shown
@@ -536,7 +543,10 @@ class Showing:
         return self._step_shown
 
     def _seat_free_in_s(self, view: JobView, now: float) -> float | None:
-        """Count down between two views, since the scheduler sends nothing new while all workers wait for a seat."""
+        """Return the seconds until a seat becomes free, counted down between two views.
+
+        The scheduler sends nothing new while all workers wait for a seat.
+        """
         told_s = view.seat_free_in_s
         if told_s != self._seat_told_s:
             self._seat_told_s = told_s
@@ -566,7 +576,10 @@ class Showing:
         return {"loss": loss} if loss else {}
 
     def _is_of_the_end(self, view: JobView) -> bool:
-        """Return whether the values are those of the last step; after training, earlier values would be misleading."""
+        """Return whether the values belong to the last step.
+
+        After training, earlier values would be misleading.
+        """
         if self._report is not None:
             return self._report.step >= view.step
         return self._tail.step is None or self._tail.step >= view.step
@@ -580,11 +593,14 @@ class Showing:
 
 
 def _is_told(text: str, told: Iterable[str]) -> bool:
-    """Return whether a line with the same message was shown, by either the worker or the scheduler."""
+    """Return whether a line with the same message, from the worker or the scheduler, was shown."""
     return any(text == one or _message(text) == _message(one) for one in told)
 
 
 def _message(text: str) -> str:
-    """Return a line without its sender; ``worker 0: rank 0, step 3: …`` and ``worker 0 (rank 0), step 3: …`` agree."""
+    """Return a line without its sender.
+
+    The results for ``worker 0: rank 0, step 3: …`` and ``worker 0 (rank 0), step 3: …`` are equal.
+    """
     sender = _SENDER.match(text)
     return text[sender.end() :] if sender else text

@@ -1,9 +1,9 @@
 """Decide which processes of a job to restart, which to end first, and which to leave alone.
 
-The scheduler or its journal knows which process holds a seat; pid files know which one was started last. If they
-differ, the last one is a replacement that waits for its seat, and is left alone. Only processes that a pid file names
-are ever ended. If the journal is lost as well, the ranks' checkpoints are searched for a point to begin a new journal
-from.
+The scheduler or its journal shows which process has a seat; pid files show which one was started last. If they differ,
+the last one is a replacement that waits for its seat, and is left alone. Only processes that a pid file names are ever
+ended. If the journal is lost as well, the ranks' checkpoints are searched for a point from which to begin a new
+journal.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Remains:
         nodes: node ids of the workers and spares on this machine.
         started: the process started last under each name, alive or not.
         view: the scheduler's view, or the journal's if ``scheduler_serves`` is false; None if there is neither.
-        scheduler_holds: whether a live scheduler on this machine has the lock of the job's recovery path.
-        is_alive: returns whether exactly this process runs.
+        scheduler_holds: whether a live scheduler on this machine holds the lock of the job's recovery path.
+        is_alive: returns whether exactly this process is running.
         host: this machine's name in the job.
         has_scheduler: whether the scheduler belongs to this machine.
         again: the command that starts such a job with recovery.
@@ -58,7 +58,7 @@ class Remains:
 
 @dataclass(frozen=True, slots=True)
 class LostProcess:
-    """A process started here that still runs although the job counts it as lost; it is ended first."""
+    """A process started here that still runs although the job counts it as lost; it must be ended first."""
 
     name: str
     identity: ProcessIdentity
@@ -67,7 +67,10 @@ class LostProcess:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """The actions of ``samebits recover``; with nothing to start and ``over``, there is nothing to follow either."""
+    """The actions of ``samebits recover``.
+
+    If there is nothing to start and ``over`` is true, there is nothing to follow either.
+    """
 
     start: tuple[str, ...] = ()
     end: tuple[LostProcess, ...] = ()
@@ -76,7 +79,7 @@ class RecoveryPlan:
 
 
 def plan_recovery(remains: Remains) -> RecoveryPlan:
-    """Return the actions for this machine's processes that are gone, or that count as lost.
+    """Return the actions for this machine's processes that are gone or count as lost.
 
     Raises:
         JobFailedError: the job was started with ENABLE_RECOVERY=0 and is over.
@@ -165,7 +168,7 @@ def _title(view: JobView | None, name: str) -> str:
 
 
 def _without_their_slots(view: JobView | None, names: tuple[str, ...]) -> list[str]:
-    """Return messages about nodes whose slots were given away."""
+    """Return messages about nodes that lost their slots to others."""
     retired = [one.node for one in view.retired] if view is not None else []
     nodes = [node for name in names if (node := node_of(name)) in retired]
     if view is None or not nodes:
@@ -195,19 +198,19 @@ def _repeated(view: JobView | None) -> str:
 
 
 def _essence(interruption: Interruption) -> tuple[EndKind, int, str]:
-    """Return what two failures of the same kind have in common, without the reporting worker and its pid."""
+    """Return the parts of a failure that a repetition shares: not the reporting worker and its pid."""
     cause = re.sub(r"\bworker \S+ \(pid \d+[^)]*\)", "a worker", interruption.cause)
     return interruption.kind, interruption.step, cause
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The newest point that every rank holds, according to the manifests.
+    """The newest point that every rank has saved, according to the manifests.
 
     Attributes:
         job: the id of the point's job.
         point, world_size: the point, and the number of ranks that hold it.
-        top: the greatest generation of all points found.
+        top: the highest generation of all points found.
         entries: the point's entries, by rank.
         folders: folders of all ranks that saved anything.
     """
@@ -221,7 +224,7 @@ class Candidate:
 
 
 def newest_candidate(settings: Settings) -> Candidate | None:
-    """Return the newest point that every rank holds on disk, or None.
+    """Return the newest point that every rank has on disk, or None.
 
     Raises:
         ForeignFolderError: several jobs have saved in this folder.
@@ -235,7 +238,7 @@ def newest_candidate(settings: Settings) -> Candidate | None:
 
 
 def verified_candidate(settings: Settings, say: Callable[[str], object]) -> Candidate | None:
-    """Return :func:`newest_candidate` after comparing every byte of the point; a damaged point is skipped."""
+    """Return :func:`newest_candidate` after verifying every byte of the point; skip damaged points."""
     path = settings.checkpoint_path
     if isinstance(path, str):
         raise StoreError(
@@ -255,11 +258,11 @@ def begin_journal(settings: Settings, candidate: Candidate) -> None:
     """Write a new journal that starts at this point, and mark folders whose marker was lost.
 
     Raises:
-        StoreError: a journal exists already, or a disk error.
+        StoreError: a journal already exists, or the disk reports an error.
     """
     owner = FolderOwner(candidate.job, settings.job_name)
     for folder in candidate.folders:
-        if _owner_of(folder) is None:  # every manifest in it names the same job
+        if _owner_of(folder) is None:  # every manifest in the folder names the same job
             durable.write_file_atomically(folder / OWNER_FILE, encode_owner(owner))
     job_journal.begin_from(settings, candidate.job, candidate.point, candidate.top)
 

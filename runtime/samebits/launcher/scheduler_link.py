@@ -1,4 +1,4 @@
-"""Connect to a scheduler, which pushes the job's snapshots and takes requests to stop.
+"""Connect to a scheduler, which pushes the job's snapshots and accepts requests to stop.
 
 A small thread turns incoming messages into one readable descriptor, which a follower can poll together with others.
 """
@@ -32,29 +32,29 @@ from samebits.store import checkpoint as checkpoints
 from samebits.store.owner import read_owner
 
 CONNECT_TIMEOUT_S = 2.0
-ANSWER_TIMEOUT_S = 5.0  # for a scheduler that listens; on a busy machine an answer takes a while
+ANSWER_TIMEOUT_S = 5.0  # for a scheduler that is listening; on a busy machine, an answer takes a while
 
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """The connection is made; ``address`` is the connected one if there are several, else empty."""
+    """The connection is up; ``address`` is the connected address if there are several, else empty."""
 
     address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Unlinked:
-    """The connection is lost, and retried until it is made again."""
+    """The connection is lost; it is retried until it is up again."""
 
 
 LinkNews = Linked | Unlinked | JobView
 
 
 class SchedulerLink:
-    """Follows the scheduler that answers, also through its restarts. Use it from one thread.
+    """Follows the scheduler that answers, even through restarts. Only one thread may use it.
 
     Raises:
-        SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
+        SettingsError: CLUSTER_SECRET_FILE contains no usable secret.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -78,7 +78,7 @@ class SchedulerLink:
         return self._readable
 
     def take(self) -> list[LinkNews]:
-        """Return what arrived since the last call, in order.
+        """Return the news that arrived since the last call, in order.
 
         Raises:
             SecretError: this process never had the scheduler's secret.
@@ -95,7 +95,7 @@ class SchedulerLink:
         return told
 
     def ask_to_stop(self, by: str, exit_code: int = 0) -> None:
-        """Ask the scheduler that answers now for a graceful end of its job; ``exit_code`` is ``StopJob.status``."""
+        """Ask the current scheduler to end its job gracefully; ``exit_code`` is ``StopJob.status``."""
         self._stop = status.stop_request(by, exit_code)
         self._client.wake()
 
@@ -114,7 +114,7 @@ class SchedulerLink:
         self._client.wake()
 
     def look_elsewhere(self) -> None:
-        """Try the next address, because the scheduler at this one belongs to another job."""
+        """Try the next address, because the scheduler at the current one belongs to another job."""
         self._elsewhere = True
         self._client.wake()
 
@@ -157,7 +157,7 @@ class SchedulerLink:
             self._client.wait(None)
 
     def _hear(self, view: JobView) -> None:
-        """Handle a snapshot; ignore a scheduler of an earlier term than one seen before, since it was replaced."""
+        """Handle a snapshot; ignore a scheduler of an earlier term than one seen, since it was replaced."""
         newest = self._terms.setdefault(view.job, view.term)
         if view.term < newest:
             self._client.look_elsewhere()
@@ -166,7 +166,7 @@ class SchedulerLink:
         self._tell(view)
 
     def _told_shut_out(self, text: str) -> None:
-        """Handle a rejected secret: if an earlier link accepted it, this is a different scheduler now."""
+        """Handle a rejected secret; if an earlier link accepted it, this is a different scheduler."""
         if not self._was_linked:
             self._shut_out = text
             self._ring()
@@ -183,14 +183,14 @@ class SchedulerLink:
 
 
 def ask_once(settings: Settings, timeout_s: float) -> JobView | None:
-    """Return one snapshot with every worker in it; None if no scheduler listens, or none answers in time.
+    """Return one snapshot that includes every worker; None if no scheduler answers in time.
 
     If SCHED_HOST names several hosts, each is asked. The snapshot with the highest term for this folder's job is
     returned, with its scheduler's ``address``.
 
     Raises:
-        SecretError: a scheduler listens, but has another secret than this process.
-        SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
+        SecretError: a scheduler is listening, but has a different secret from this process.
+        SettingsError: CLUSTER_SECRET_FILE contains no usable secret.
     """
     told = _told_by(settings, timeout_s)
     return None if told is None else told[1]
@@ -202,8 +202,8 @@ def decide_once(
     """Send a decision to the scheduler and ask these nodes to leave; return whether it answered and so received it.
 
     Raises:
-        SecretError: a scheduler listens, but has another secret than this process.
-        SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
+        SecretError: a scheduler is listening, but has a different secret from this process.
+        SettingsError: CLUSTER_SECRET_FILE contains no usable secret.
     """
     return _tell_once(settings, status.decision(text, drain), timeout_s)
 
@@ -213,9 +213,12 @@ def stop_once(settings: Settings, by: str, *, at_commit: bool = False) -> bool:
 
     With ``at_commit``, all workers first stop after the same commit.
 
+    Returns:
+        Whether the scheduler answered, and so received the request.
+
     Raises:
-        SecretError: a scheduler listens, but has another secret than this process.
-        SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
+        SecretError: a scheduler is listening, but has a different secret from this process.
+        SettingsError: CLUSTER_SECRET_FILE contains no usable secret.
     """
     return _tell_once(settings, status.stop_request(by, at_commit=at_commit), ANSWER_TIMEOUT_S)
 
@@ -253,7 +256,7 @@ def _client(settings: Settings) -> Client:
 
 
 def _tell_once(settings: Settings, message: object, timeout_s: float) -> bool:
-    """Send a message to the current scheduler of this job and to no other; return whether it answered."""
+    """Send a message only to the current scheduler of this job; return whether it answered."""
     there = settings
     if not names_one(settings.sched_host):
         told = _told_by(settings, timeout_s)
@@ -264,10 +267,10 @@ def _tell_once(settings: Settings, message: object, timeout_s: float) -> bool:
 
 
 def _told_by(settings: Settings, timeout_s: float) -> tuple[Settings, JobView] | None:
-    """Choose the answer to use; the scheduler of another job is skipped.
+    """Ask each address, and return the answer to use; the schedulers of other jobs are skipped.
 
     Raises:
-        SecretError: no scheduler answers, and one that listens has another secret.
+        SecretError: no scheduler answers, and one that is listening has a different secret.
     """
     answers: list[tuple[Settings, JobView]] = []
     shut_out: SecretError | None = None
@@ -290,7 +293,7 @@ def _told_by(settings: Settings, timeout_s: float) -> tuple[Settings, JobView] |
 
 
 def own_job(settings: Settings) -> str:
-    """Return the id of the job that this folder's files belong to; empty if they do not say.
+    """Return the id of the job to which this folder's files belong; empty if unknown.
 
     Only the scheduler's host has the journal; on other hosts, LOG_DIR or the checkpoints have an owner. Without
     recovery there are neither, and the file about the job's start names the job.
@@ -314,7 +317,7 @@ def own_job(settings: Settings) -> str:
 
 
 def _asked(settings: Settings, timeout_s: float, *first: object) -> JobView | None:
-    """Send these messages; return the snapshot of the scheduler if it answers in time, else None."""
+    """Send these messages; return the scheduler's snapshot if it answers in time, else None."""
     if not is_listening(settings):
         return None
     client = _client(settings)

@@ -1,11 +1,11 @@
 """Start processes of a job on this machine or, with the user's command, on another host.
 
 Everything that a start needs (disk space, permissions, pid files) is obtained before the first process exists, so a
-failed start changes nothing. Each process gets its own session, which no terminal's Ctrl-C or hang-up reaches. Its
-output goes to LOG_DIR/NAME.log and its identity to LOG_DIR/NAME.pid.
+failed start changes nothing. Each process gets its own session, so that no terminal's Ctrl-C or hang-up reaches it. Its
+output is written to LOG_DIR/NAME.log and its identity to LOG_DIR/NAME.pid.
 
-For another host, no local shell reads the user's command: it is split into words once, placeholders are filled within
-words, and the line for the remote shell is quoted. So no host name or argument can become a command.
+For another host, no local shell interprets the user's command: it is split into words once, placeholders are replaced
+within words, and the line for the remote shell is quoted. So no host name or argument can become a command.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Template:
     words: tuple[str, ...]
 
     def filled(self, host: str, node: str, command: str) -> list[str]:
-        """Return the command that starts a worker: ``command`` is a line for the shell on ``host``."""
+        """Return the command that starts a worker; ``command`` is a line for the shell on ``host``."""
         values = {"host": host, "node": node, "command": command}
         return [_PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in self.words]
 
@@ -58,7 +58,7 @@ def template_of(text: str) -> Template:
     """Return the template for the text that a user wrote.
 
     Raises:
-        UsageError: the text has an unknown placeholder, lacks the command or the host, or needs a shell.
+        UsageError: the text has an unknown placeholder, does not include the command or the host, or needs a shell.
     """
 
     def wrong(why: str, fix: str) -> UsageError:
@@ -83,8 +83,8 @@ def template_of(text: str) -> Template:
 def shell_line(folder: Path, environment: Mapping[str, str], words: Sequence[str]) -> str:
     """Return a line for a POSIX shell that runs this command in this folder with these variables.
 
-    The shell stays as parent, so that a signal that ends the command becomes a status above 128. For a command ended by
-    a signal, ssh(1) itself reports only 255, which is also its status if it cannot connect.
+    The shell remains as the parent, so that a signal that ends the command becomes a status above 128. For a command
+    ended by a signal, ssh(1) itself reports only 255, which is also its status if it cannot connect.
     """
     told = [f"{name}={value}" for name, value in sorted(environment.items())]
     return f"cd {shlex.quote(str(folder))} && {shlex.join(['env', *told, *words])}; exit $?"
@@ -92,7 +92,7 @@ def shell_line(folder: Path, environment: Mapping[str, str], words: Sequence[str
 
 @functools.lru_cache(maxsize=4096)
 def is_here(host: str) -> bool:
-    """Return whether a host name or address is this machine's, without asking a name service."""
+    """Return whether a host name or address is this machine's, without querying a name service."""
     names = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
     if host in names:
         return True
@@ -112,11 +112,11 @@ _HEARD = (signal.SIGINT, signal.SIGTERM)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 Spawn: TypeAlias = "Callable[[Program, str, int], int]"
-"""Starts the process with this name and log as a child of the caller; returns its pid."""
+"""A function that starts the process with this name and log as a child of the caller, and returns its pid."""
 
 
 class Way(Enum):
-    """How a worker's command is built from what the user named."""
+    """How a worker's command is built from the user's arguments."""
 
     SCRIPT = "script"
     MODULE = "module"
@@ -131,7 +131,10 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The program of a job's processes; ``environment`` lacks only the variables that differ between processes."""
+    """The program of a job's processes.
+
+    ``environment`` has all variables except those that differ between processes.
+    """
 
     folder: Path
     interpreter: str
@@ -159,9 +162,9 @@ class Program:
         return template_of(config.host_launch(self.environment)).filled(self.elsewhere[node], node, line)
 
     def worker_words(self) -> list[str]:
-        """Return the command of a worker as run on its own host."""
+        """Return the command that runs a worker on its own host."""
         words = self.way.words(self.interpreter, self.script, self.args)
-        if config.is_plain(self.environment):  # a small SameBits process holds the seat and runs the script
+        if config.is_plain(self.environment):  # a small SameBits process keeps the seat and runs the script
             return [self.interpreter, "-P", "-m", "samebits", "plain", "--", *words]
         return words
 
@@ -179,7 +182,7 @@ class Program:
 
 
 def names_port(environment: Mapping[str, str]) -> bool:
-    """Return whether these variables of a job name its port, so that no other port may be chosen."""
+    """Return whether a job's variables set its port, so that no other port may be chosen."""
     return any(environment.get(f"{prefix}SCHED_PORT") for prefix in ("", config.PREFIX))
 
 
@@ -204,16 +207,16 @@ def listen_for(settings: Settings, *, may_choose: bool = False) -> Listener:
 
     Args:
         settings: the job's settings.
-        may_choose: take any free port if another process has the job's port.
+        may_choose: whether to use any free port if another process has the job's port.
 
     Raises:
-        ListenError: the address or the port cannot be listened on.
+        ListenError: this process cannot listen on the address or the port.
     """
     addresses, port = listening_place(settings)
     try:
         return Listener(tuple(listen(addresses, port)))
     except ListenError as error:
-        if not (error.is_taken and may_choose and names_one(settings.sched_host)):  # of several, all know the port
+        if not (error.is_taken and may_choose and names_one(settings.sched_host)):  # all of several hosts know the port
             raise
         sockets = tuple(listen(addresses, 0))
         return Listener(sockets, port_of(sockets))
@@ -224,7 +227,7 @@ class BusyError(Exception):
 
 
 class StartLock:
-    """The lock for starting processes or changing the set of nodes; it waits for its holder.
+    """The lock for starting processes or changing the set of nodes; entering waits for the holder.
 
     Raises (from ``with``):
         BusyError: another process holds the lock, and ``wait`` is false.
@@ -256,7 +259,7 @@ class StartLock:
         self.release()
 
     def release(self) -> None:
-        """Release the lock; no effect if it was released already."""
+        """Release the lock; no effect if it is already released."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -290,21 +293,21 @@ class Berth:
                     file.truncate()
                 self._reserved.rename(self._pid_file)
         except BaseException:
-            end(identity, 0.0)  # without a pid file nothing could find it again
+            end(identity, 0.0)  # without a pid file, the process could not be found again
             raise
         return identity
 
     def give_up(self) -> None:
-        """Release what is reserved, because nothing is started here, or because it is started."""
+        """Release the reservation, after the start or if nothing is started here."""
         self._reserved.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def reserved(log_dir: Path, names: Sequence[str]) -> Iterator[list[Berth]]:
-    """Yield the places of these processes; places that are not used are removed at the end.
+    """Yield berths for these processes; unused berths are removed at the end.
 
     Raises:
-        StoreError: a file cannot be created, or is not this user's own; nothing was changed.
+        StoreError: a file cannot be created, or does not belong to this user; nothing was changed.
     """
     private.make_folder(log_dir)
     berths: list[Berth] = []
@@ -321,11 +324,12 @@ def reserved(log_dir: Path, names: Sequence[str]) -> Iterator[list[Berth]]:
 def launch(
     berths: Sequence[Berth], program: Program, started: list[ProcessIdentity], spawn_worker: Spawn | None = None
 ) -> None:
-    """Start a process in each of these places and add it to ``started``; the processes are children of the caller.
+    """Start a process in each of these berths, as a child of the caller, and add it to ``started``.
 
     ``spawn_worker`` starts the workers' processes; None means :func:`spawn`.
 
-    SIGHUP is ignored meanwhile, since it would end the caller between a process and its pid file.
+    SIGHUP is ignored meanwhile, since it could end the caller after a process starts and before its pid file is
+    written.
 
     Raises:
         StoreError: a process could not be started; those started before it keep running.
@@ -340,7 +344,10 @@ def launch(
 
 
 def hear_signals() -> None:
-    """Unblock SIGINT and SIGTERM; shell scripts block them until Python runs, so that Ctrl-C prints no traceback."""
+    """Unblock SIGINT and SIGTERM.
+
+    Shell scripts block them until Python runs, so that Ctrl-C prints no traceback.
+    """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
 
 
@@ -356,9 +363,13 @@ def execute(
     """Start a process that leads a session and ignores terminal signals; return its pid.
 
     Args:
+        words: the command.
+        environment: the process's environment.
+        folder: its working directory.
+        log: the descriptor for its output.
         inherited: descriptors of listening sockets that the process takes over, as in sd_listen_fds(3).
     """
-    # A signal that arrives before the program runs must not be consumed by a handler of this process.
+    # A signal that arrives before the program runs must not be handled by a handler of this process.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     until_it_runs, runs = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()
@@ -366,7 +377,7 @@ def execute(
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(runs)
-        os.read(until_it_runs, 1)  # until then it leads no session, and looks like another program's process
+        os.read(until_it_runs, 1)  # until then, the child leads no session and looks like another program's process
         os.close(until_it_runs)
         return pid
     try:
@@ -392,7 +403,11 @@ def execute(
 
 
 def _handed_over(descriptors: Sequence[int]) -> dict[str, str]:
-    """In a new process, move these descriptors to where its program expects them; return variables to name them."""
+    """In a new process, move these descriptors to the numbers that its program expects.
+
+    Returns:
+        The variables that announce the descriptors.
+    """
     if not descriptors:
         return {}
     first = config.FIRST_INHERITED

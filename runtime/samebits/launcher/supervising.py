@@ -1,9 +1,9 @@
-"""The supervisor: restart dead processes of a job on this machine.
+"""Restart dead processes of a job on this machine (the supervisor).
 
-One supervisor at a time holds a folder's job, by a lock that is released when it dies. All its knowledge is in the
-folder (job spec, pid files, token), so the next supervisor continues from there. A replacement is a new node and waits
-for no cool-down. A zygote that has already imported torch forks the workers. If anything differs from what the zygote
-was started with, workers are started plainly.
+One supervisor at a time is in charge of a folder's job, by a lock that is released when it dies. All its knowledge is
+in the folder (job spec, pid files, token), so the next supervisor continues from there. A replacement is a new node and
+waits for no cool-down. A zygote that has already imported torch forks the workers. If anything differs from the
+zygote's own start, workers are started as separate processes instead.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from samebits.store.process_identity import ProcessIdentity, lock_holder
 
 NAME = "zygote"
 ANSWER_S = 10.0  # a fork takes milliseconds, so one that takes longer is not waited for
-SPARE_MEMORY = 2  # times a rank's memory that must be available for a spare that the user did not request
+SPARE_MEMORY = 2  # multiple of a rank's memory that must be available for a spare that the user did not request
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -71,7 +71,7 @@ class Zygote:
         self._is_ready = False
 
     def start(self, program: Program) -> None:
-        """Start the zygote for this program's workers, unless it runs; it takes seconds to become ready."""
+        """Start the zygote for this program's workers unless it is running; it takes seconds to get ready."""
         if self._link is not None or not _is_forkable(program) or not sys.platform.startswith("linux"):
             return
         ours, its = fork_orders.pair()
@@ -86,7 +86,7 @@ class Zygote:
         self._link, self._like, self._is_ready = ours, program, False
 
     def spawn(self, program: Program, name: str, log: int) -> int:
-        """Start a process like ``spawning.spawn``: by a fork if the result is equivalent, else plainly."""
+        """Start a process by a fork if the result is equivalent, else like ``spawning.spawn``."""
         is_here = node_of(name) not in program.elsewhere
         pid = self._forked(program, name, log) if is_here and self._serves(program) else 0
         return pid or spawn(program, name, log)
@@ -97,9 +97,7 @@ class Zygote:
             self._link.close()
             self._link = None
             with contextlib.suppress(ProcessLookupError):
-                os.kill(
-                    self._pid, signal.SIGKILL
-                )  # a child of this process that is not reaped yet, so the pid is still its own
+                os.kill(self._pid, signal.SIGKILL)  # an unreaped child of this process, so the pid is still valid
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._pid, 0)
 
@@ -139,9 +137,9 @@ class Zygote:
 
 
 def _is_forkable(program: Program) -> bool:
-    """Return whether the workers' command is one that a fork can run: `python script args`.
+    """Return whether a fork can run the workers' command, that is, whether it is `python script args`.
 
-    A module, a program, and the launcher that holds a plain script's seat cannot be forked.
+    A module, a program, and the launcher that keeps a plain script's seat cannot be forked.
     """
     return program.worker_words() == Way.SCRIPT.words(program.interpreter, program.script, program.args)
 
@@ -175,7 +173,7 @@ BUSY_RETRY_S = 0.1  # delay before retrying while another process starts process
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A process that is gone, and the description of its end."""
+    """A process that is gone, with the description of its end."""
 
     name: str
     identity: ProcessIdentity
@@ -194,14 +192,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """The place of a process that gets no replacement, so that the job must end."""
+    """A dead process that is not replaced, so that the job must end."""
 
     dead: Dead
     why: str
 
 
 def supervisor_for(settings: Settings) -> Supervisor | None:
-    """Return a supervisor if the job wants restarts (MAX_RESTARTS) and can recover (ENABLE_RECOVERY)."""
+    """Return a supervisor if the job allows restarts (MAX_RESTARTS) and can recover (ENABLE_RECOVERY)."""
     wanted = settings.max_restarts > 0 and settings.enable_recovery
     return Supervisor(settings, Zygote(settings.log_dir)) if wanted else None
 
@@ -209,7 +207,7 @@ def supervisor_for(settings: Settings) -> Supervisor | None:
 def supervisor_of(log_dir: Path) -> ProcessIdentity | None:
     """Return the process that holds the folder's supervisor lock; None if no such process is visible here.
 
-    The kernel is asked (proc_locks(5)), since the folder may be read-only.
+    The kernel's table of locks is read (proc_locks(5)), since the folder may be read-only.
     """
     try:
         lock = (log_dir / LOCK_FILE).stat()
@@ -224,8 +222,8 @@ class Supervisor:
 
     Args:
         settings: the job's settings, with absolute folders.
-        zygote: starts workers' processes sooner than a plain start does.
-        spawn_worker: starts them if there is no zygote.
+        zygote: starts workers' processes faster than a normal start.
+        spawn_worker: starts workers' processes if there is no zygote.
     """
 
     def __init__(self, settings: Settings, zygote: Zygote | None = None, spawn_worker: Spawn | None = None) -> None:
@@ -233,13 +231,13 @@ class Supervisor:
         self._zygote = zygote
         self._spawn_worker = spawn_worker if zygote is None else zygote.spawn
         self._restarts = Restarts(settings.max_restarts)
-        self._due: dict[str, tuple[float, ProcessIdentity | None]] = {}  # None: it was never started
+        self._due: dict[str, tuple[float, ProcessIdentity | None]] = {}  # None: the process was never started
         self._given_up: GivenUp | None = None
         self._lock = -1
         self._start_backoff = Backoff()
         self._told_why_no_spare = False
 
-    # ---- holding the folder
+    # ---- taking charge of the folder
 
     @property
     def spawn_worker(self) -> Spawn | None:
@@ -265,7 +263,7 @@ class Supervisor:
         return True
 
     def let_go(self) -> None:
-        """Stop supervising; no effect if it never did."""
+        """Stop supervising; no effect if this object is not the supervisor."""
         if self.holds:
             os.close(self._lock)
             self._lock = -1
@@ -280,16 +278,17 @@ class Supervisor:
             self._zygote.start(_program(kept))
 
     def add_spares(self, rank_bytes: int, now: float) -> str:
-        """Make this machine's spares due that were never started, if there is memory for them.
+        """Schedule this machine's unstarted spares if there is memory for them.
 
-        ``samebits run`` keeps a spare that the user did not request only if it slows neither the start nor the
+        ``samebits run`` keeps a spare that the user did not request only if the spare slows neither the start nor
         training. So the spare is started once the job trains, and only while twice a rank's memory is available.
 
         Args:
             rank_bytes: resident memory of this machine's largest rank.
+            now: the current time.
 
         Returns:
-            Why no spare is started; "" if one is, or if the reason was returned before.
+            Why no spare is started; "" if one is started, or if the reason was returned before.
         """
         if not self.holds:
             return ""
@@ -315,7 +314,7 @@ class Supervisor:
     # ---- deaths
 
     def died(self, dead: Dead, now: float) -> bool:
-        """Record that a process the job still needs is gone; return whether it will be restarted."""
+        """Record the loss of a process that the job still needs; return whether it will be restarted."""
         if not self.holds or self._given_up is not None:
             return False
         match self._restarts.died(_place_of(dead.name), dead.loss, now):
@@ -343,10 +342,10 @@ class Supervisor:
     def start_due(self, now: float, *, job: str, but: Sequence[str] = ()) -> list[Started]:
         """Start the processes of this job that are due, except those named in ``but``, which stay due.
 
-        A start that fails stays due. It is retried at growing intervals, with fewer messages, until it succeeds.
+        A start that fails stays due. It is retried at increasing intervals, with fewer messages, until it succeeds.
 
         Raises:
-            ListenError: another process has the scheduler's port; raised only once, as StoreError is.
+            ListenError: another process has the scheduler's port; like StoreError, raised only once.
             StoreError: for example, the disk is full; raised at the first of several failures in a row.
         """
         due = [name for name, (at, _) in self._due.items() if at <= now and name not in but]
@@ -403,9 +402,9 @@ def _program(kept: JobSpec) -> Program:
 
 
 def can_replace(settings: Settings, job: str) -> bool:
-    """Return whether a replacement for this job that is started here can prove its origin.
+    """Return whether a replacement that is started here can prove that it belongs to this job.
 
-    The folder is unclaimed until the first admission; until then no seat has to cool down.
+    The folder is unclaimed until the first admission; until then, no seat has to cool down.
     """
     owner = read_owner(settings.log_dir)
     return owner is not None and owner.job == job and bool(read_token(settings.log_dir))
@@ -421,20 +420,27 @@ def start_in_place(
     spawn_worker: Spawn | None = None,
     first: Sequence[str] = (),
 ) -> list[Started]:
-    """Start a replacement for each of these dead processes, as another node if possible. Needs a StartLock.
+    """Start a replacement for each of these dead processes, as another node if possible.
+
+    The caller holds a StartLock.
 
     Args:
-        job: the id of their job; empty if unknown.
+        names: the processes' names.
+        kept: the job's spec.
+        settings: the job's settings.
+        job: the job's id; empty if unknown.
+        program: the program to run.
+        spawn_worker: starts workers' processes; None means ``spawning.spawn``.
         first: those of ``names`` that were never started, and so keep their names.
 
     Raises:
-        StoreError: for example, no space for a pid file; processes that were started already keep running.
+        StoreError: for example, no space for a pid file; processes that were already started keep running.
     """
     log_dir, replaces = settings.log_dir, can_replace(settings, job)
     started = [Started(name, _new_name(name) if replaces and name not in first else name) for name in names]
     nodes = job_spec.nodes_of(log_dir, settings)
     with reserved(log_dir, [one.new_name for one in started]) as berths:
-        _rename(kept, log_dir, nodes, started)  # first, so that the next supervisor looks for them if this process dies
+        _rename(kept, log_dir, nodes, started)  # first, so that the next supervisor finds them if this process dies
         running: list[ProcessIdentity] = []
         renamed = _new_nodes(started)
         elsewhere = {renamed.get(node, node): host for node, host in program.elsewhere.items()}
@@ -467,7 +473,7 @@ def _new_nodes(started: Sequence[Started]) -> dict[str, str]:
 
 
 def _place_of(name: str) -> str:
-    """Return the key by which restarts are counted: one per part in the job, whatever its node."""
+    """Return the key by which restarts are counted, which a process shares with its replacements."""
     node = node_of(name)
     return SCHEDULER if node is None else root_of(node)
 

@@ -1,7 +1,7 @@
 """Read a process's log: its new lines, and the error that ended the process.
 
-The last line alone is no cause. A cause is a traceback, a SameBits message or a line that names an error, written by
-the process in question. Lines that were in the log when the process was found belong to an earlier process.
+The last line alone does not show a cause. A cause is a traceback, a SameBits message or a line that names an error,
+written by the process in question. Lines that were in the log when the process was found belong to an earlier process.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _SPOKEN = re.compile(r"^[\d-]+ [\d:]+ samebits (?:worker|spare) ", re.MULTILINE)
 
 
 class LogEnds:
-    """The logs of one folder, each from the position where its current process began to write."""
+    """The logs of one folder, each read from where its current process began to write."""
 
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self._began: dict[str, int] = {}
 
     def begin(self, name: str) -> None:
-        """Skip everything in this log so far: it does not belong to the next process."""
+        """Skip the current content of this log, which does not belong to the next process."""
         self._began[name] = size_of(self._path(name))
 
     def begin_all(self) -> None:
-        """Skip everything in all existing logs so far."""
+        """Skip the current content of all existing logs."""
         for log in self._log_dir.glob("*.log"):
             self.begin(log.stem)
 
@@ -51,7 +51,7 @@ class LogEnds:
         return _SPOKEN.search(self._text(name)) is not None
 
     def cause(self, name: str, death: Death, folder: Path) -> Failure | str:
-        """Return why the process ended according to its log; empty if the log does not say."""
+        """Return why the process ended according to its log; empty if the log does not show this."""
         if death.status == 0:
             return ""
         text = self._text(name)
@@ -107,9 +107,10 @@ class LogLines:
 
 
 def _cause_of_crash(text: str, folder: Path) -> str:
-    """Return compiled code's last message before a crash, with the script's line; Python's own if there is none.
+    """Return the last message of compiled code before a crash, with the script's line.
 
-    gloo ends the process from its own thread if a peer sends more data than this rank expects.
+    If there is none, Python's own message is returned. gloo ends the process from its own thread if a peer sends more
+    data than this rank expects.
     """
     crash = _CRASH.findall(text)
     if not crash:

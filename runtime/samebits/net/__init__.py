@@ -1,1 +1,1 @@
-"""The sockets and bytes between processes; ``core`` decides what the messages mean."""
+"""The sockets and bytes between processes; ``core`` defines what the messages mean."""

@@ -1,4 +1,4 @@
-"""Find the addresses on which the scheduler listens, and the process that holds a port.
+"""Find the addresses on which the scheduler listens, and the process that uses a port.
 
 Names are resolved once, when the scheduler starts, and never on accept.
 """
@@ -26,11 +26,11 @@ _SHOWN_CHARACTERS = 80
 _SCHEDULER = (
     "-m samebits scheduler",
     "-m runtime scheduler",
-)  # part of a scheduler's command line; the second form is an earlier release's
+)  # part of a scheduler's command line; the second form is that of an earlier release
 
 
 class Listening(NamedTuple):
-    """The place at which a scheduler on this machine listens."""
+    """The addresses and the port on which a scheduler on this machine listens."""
 
     addresses: list[str]
     port: int
@@ -41,17 +41,17 @@ def listening(
 ) -> Listening:
     """Return the addresses of this machine that SCHED_HOST or ``bind`` names, and the port.
 
-    If SCHED_HOST names several hosts, the first one that is this machine is used. If several are, as on a machine with
-    one scheduler on each of two ports, the first one whose port is free is used.
+    If SCHED_HOST names several hosts, the first one that is this machine is used. If several are this machine, for
+    example for one scheduler on each of two ports, the first one whose port is free is used.
 
     Args:
         host: SCHED_HOST.
         port: SCHED_PORT.
         bind: SCHED_BIND, if it is set.
-        held: addresses and ports on which this process already listens.
+        held: addresses and ports on which this process is already listening.
 
     Raises:
-        ListenError: the name does not resolve, or to no address of this machine, or the file of addresses is unusable.
+        ListenError: the name does not resolve to an address of this machine, or the file of addresses is unusable.
     """
     try:
         named = addresses_now(host, port)
@@ -110,7 +110,7 @@ def _is_free(place: Listening, held: Collection[tuple[str, int]]) -> bool:
 
 
 def loopback() -> str:
-    """Return this machine's loopback address: IPv6 only if it has no IPv4."""
+    """Return this machine's loopback address, which is IPv6 only if there is no IPv4 one."""
     return _LOOPBACK if is_local(_LOOPBACK) or not is_local(_LOOPBACK_V6) else _LOOPBACK_V6
 
 
@@ -120,13 +120,13 @@ def is_local(address: str) -> bool:
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
-    except OSError:  # not this machine's, or the kernel lacks the address family
+    except OSError:  # another machine's address, or the kernel lacks the address family
         return False
     return True
 
 
 def endpoint(address: str, port: int) -> str:
-    """Return the address as ZeroMQ writes it: ``tcp://127.0.0.1:8118``, ``tcp://[::1]:8118``."""
+    """Return ZeroMQ's form of the address, such as ``tcp://127.0.0.1:8118`` or ``tcp://[::1]:8118``."""
     bare = address.strip("[]")
     try:
         is_v6 = ipaddress.ip_address(bare.partition("%")[0]).version == 6
@@ -136,9 +136,9 @@ def endpoint(address: str, port: int) -> str:
 
 
 def port_holder(port: int) -> str:
-    """Describe the process that listens on a local TCP port: ``pid 12 (python train.py)``.
+    """Describe the process that listens on a local TCP port, e.g. ``pid 12 (python train.py)``.
 
-    The answer is vague if this user may not see the process.
+    The description is vague if this user may not see the process.
     """
     process = _holder(port)
     if process is not None:
@@ -152,14 +152,14 @@ def folder_of_holder(port: int) -> Path | None:
     try:
         return None if process is None else (process / "cwd").readlink()
     except OSError:
-        return None  # it ended meanwhile
+        return None  # the process ended meanwhile
 
 
 def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
-    """Listen on one TCP port of all these addresses; port 0 means any port that is free on all of them.
+    """Listen on one TCP port on all these addresses; port 0 means any port that is free on all.
 
     Raises:
-        ListenError: the port cannot be listened on; no socket is left open.
+        ListenError: this process cannot listen on the port; no socket is left open.
     """
     if port:
         return _listen(addresses, port)
@@ -197,10 +197,10 @@ def _bound(address: str, port: int) -> socket.socket:
 
 
 def taken_over(descriptors: Iterable[int]) -> list[socket.socket]:
-    """Return the sockets that the parent process opened under these descriptors for this process.
+    """Return the sockets that this process inherited under these descriptors.
 
     Raises:
-        ListenError: one of them is not a listening TCP socket.
+        ListenError: one of the descriptors is not a listening TCP socket.
     """
     sockets: list[socket.socket] = []
     for number in descriptors:
@@ -295,7 +295,7 @@ def _holds(process: Path, inodes: set[str]) -> bool:
     try:
         descriptors = list((process / "fd").iterdir())
     except OSError:
-        return False  # another user's
+        return False  # another user's process
     return any(_inode_of(descriptor) in inodes for descriptor in descriptors)
 
 
@@ -316,13 +316,16 @@ def _command_of(process: Path) -> str:
 
 
 def check_free(addresses: Sequence[str], port: int) -> None:
-    """Raise :class:`ListenError`, naming the holder, if ``port`` is taken on one of the addresses."""
+    """Raise :class:`ListenError`, naming the holder, if the port is in use on one of the addresses."""
     for address in addresses:
         _bound(address, port).close()
 
 
 def cannot_listen(address: str, port: int, number: int | None, reason: str | None) -> ListenError:
-    """Return the error for a failed bind: ``number`` is its errno (bind(2), ip(7)), ``reason`` its text."""
+    """Return the error for a failed bind.
+
+    ``number`` is the bind's errno (bind(2), ip(7)), and ``reason`` the text of the error.
+    """
     found = f"SCHED_PORT={port} on {address} cannot be listened on ({reason})"
     if number == errno.EADDRINUSE:
         return ListenError(f"{found}: {_held(port)}", is_taken=True)
@@ -339,7 +342,7 @@ def cannot_listen(address: str, port: int, number: int | None, reason: str | Non
 
 
 def _held(port: int) -> str:
-    """Describe the process that holds the port, with a fix that works while this job's processes run."""
+    """Describe the process that uses the port, with a fix that works while this job's processes run."""
     process, other_port = _holder(port), "set SCHED_PORT to a free port in every process of this job"
     command = "" if process is None else _command_of(process)
     if process is None or not any(words in command for words in _SCHEDULER):

@@ -1,8 +1,8 @@
-"""Track the addresses at which the scheduler may be, and the one that is tried now.
+"""Track the possible addresses of the scheduler, and the one in use.
 
-SCHED_HOST may name a file of addresses. It is read in a thread of its own, because a file system that hangs must not
-block the connection that keeps a worker's seat. If the file cannot be read, the previous addresses stay, and the cause
-is reported once.
+SCHED_HOST may name a file of addresses. It is read in a separate thread, because a file system that hangs must not
+block the connection that keeps a worker's seat. If the file cannot be read, the previous addresses are kept, and the
+cause is reported once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from samebits.scheduler_hosts import (
 
 MAX_FILE_BYTES = 64 << 10
 MOST_SHOWN = 4
-SAID_AT_ONCE = 8  # notices per search; after these, only the 16th, 32nd and so on
+SAID_AT_ONCE = 8  # notices logged per search; after these, only the 16th, 32nd and so on
 
 
 def read_file(path: Path, port: int) -> tuple[SchedulerAddress, ...]:
@@ -50,7 +50,7 @@ def addresses_now(host: str, port: int) -> tuple[SchedulerAddress, ...]:
         port: SCHED_PORT.
 
     Raises:
-        NotHostsError: SCHED_HOST names an unusable file; the message is a whole sentence with the fix.
+        NotHostsError: SCHED_HOST names an unusable file; the message is a complete sentence with the fix.
     """
     file = file_in(host)
     if file is None:
@@ -69,7 +69,7 @@ def file_problem(path: Path, error: NotHostsError) -> str:
 
 
 class AddressBook:
-    """The addresses of SCHED_HOST in turn, the relay's first. Not thread-safe.
+    """The addresses of SCHED_HOST, to be tried in turn, the relay's first. Not thread-safe.
 
     Args:
         host: SCHED_HOST.
@@ -78,7 +78,7 @@ class AddressBook:
         relay: this host's relay; None if there is none.
 
     Attributes:
-        has_choice: whether there may be other addresses than the present one.
+        has_choice: whether there may be other addresses than the current one.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class AddressBook:
         self._reader: threading.Thread | None = None
         self._read: tuple[SchedulerAddress, ...] | NotHostsError | None = None
         self._said = ""
-        self._changes = self._notices = 0  # since an address was the right one
+        self._changes = self._notices = 0  # since an address last proved right
         self._refusals: dict[SchedulerAddress, str] = {}
         self._all = self._relay + addresses_in(host, port)
         if self._file is not None:
@@ -105,12 +105,12 @@ class AddressBook:
 
     @property
     def present(self) -> SchedulerAddress | None:
-        """Return the address that is tried or used now; None until a file has named one."""
+        """Return the address that is being tried or used; None until a file has named one."""
         return self._all[self._index] if self._all else None
 
     @property
     def is_at_relay(self) -> bool:
-        """Return whether the present address is the relay's."""
+        """Return whether the current address is the relay's."""
         return bool(self._relay) and self._index == 0
 
     @property
@@ -119,15 +119,18 @@ class AddressBook:
         return self._all
 
     def slowness(self, most: int) -> int:
-        """Return the factor by which to extend the time for an address: doubled per futile round, at most ``most``."""
+        """Return the factor by which to extend the time for an address.
+
+        It doubles with each futile round, up to ``most``.
+        """
         return min(1 << min(self._turns, 16), most)
 
     def stays(self) -> None:
-        """Record that the present address was the right one."""
+        """Record that the current address is the right one."""
         self._turns = self._changes = self._notices = 0
 
     def refuses(self, why: str) -> str:
-        """Record that the scheduler at the present address refused this process.
+        """Record that the scheduler at the current address refused this process.
 
         Returns:
             The refusals of all addresses, once each has refused at its last try; otherwise "".
@@ -150,7 +153,10 @@ class AddressBook:
             self._refusals.pop(self.present, None)
 
     def look(self) -> None:
-        """Start reading the file, if there is one and no read is in progress; calls ``wake`` when done."""
+        """Start reading the file, if there is one and no read is in progress.
+
+        ``wake`` is called when the file has been read.
+        """
         if self._file is None or (self._reader is not None and self._reader.is_alive()):
             return
         self._reader = threading.Thread(
@@ -159,9 +165,9 @@ class AddressBook:
         self._reader.start()
 
     def take(self) -> tuple[bool, str]:
-        """Take the addresses read last; return whether they are new, and a message to log or "".
+        """Apply the addresses read last; return whether they are new, and a message to log or "".
 
-        The present address stays if it is still listed.
+        The current address is kept if it is still listed.
         """
         read, self._read = self._read, None
         if read is None or self._file is None:
@@ -178,12 +184,15 @@ class AddressBook:
         self._refusals.clear()
         self._all, self._index = read, read.index(present) if present in read else 0
         self._changes += 1
-        if self._changes == 1:  # otherwise a file that changes at every read would keep the search at its fastest
+        if self._changes == 1:  # otherwise a file that changes at every read would keep the search at full speed
             self._turns = 0
         return True, "" if is_first else self._noticed(f"{self._file} names {', '.join(map(str, read))} now")
 
     def _noticed(self, text: str) -> str:
-        """Return the text if it should be logged; notices about a file that keeps changing become rarer."""
+        """Return the text if it should be logged, otherwise "".
+
+        Notices about a file that keeps changing become rarer.
+        """
         self._notices += 1
         is_said = self._notices <= SAID_AT_ONCE or self._notices.bit_count() == 1
         return text if is_said else ""

@@ -1,13 +1,13 @@
-"""Authenticate the messages of one rank and the scheduler that pass through a relay, from end to end.
+"""Authenticate messages between a rank and the scheduler end to end, through a relay.
 
-The rank sends a hello with a nonce, and the scheduler answers with a welcome and a nonce of its own. From the session
-key and both nonces, each end derives the key of this attachment. Every later message carries a counter, which must
-rise, and a keyed BLAKE2b hash (RFC 7693) of counter and message. A relay knows no key, so it can delay or drop messages
-but neither forge nor repeat them, and a recorded attachment is worthless after a restart of either end. A message that
-goes to many ranks is hashed once, and each rank gets a stamp of that hash.
+The rank sends a hello with a nonce, and the scheduler answers with a welcome and another nonce. From the session key
+and both nonces, each end derives the key of this attachment. Every later message carries a counter, which must
+increase, and a keyed BLAKE2b hash (RFC 7693) of the counter and the message. A relay knows no key, so it can delay or
+drop messages, but neither forge nor repeat them, and a recorded attachment is worthless after a restart of either end.
+A message to many ranks is hashed once, and each rank gets a stamp of that hash.
 
-Without a secret the session key is empty, so a relay could forge messages, as any process that can connect to the
-scheduler can.
+Without a secret, the session key is empty, so a relay could forge messages, like any process that can connect to the
+scheduler.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NONCE_BYTES = 16
 MAC_BYTES = 16
 HELLO, WELCOME, DATA = b"H", b"W", b"M"
 UNREACHABLE, ATTACH_AGAIN = b"D", b"U"
-"""Sent by a relay itself: the scheduler is unreachable, or can be reached and expects a hello."""
+"""Messages of the relay itself: the scheduler is unreachable, or is reachable and expects a hello."""
 _COUNTER = struct.Struct(">Q")
 _HEAD_BYTES = 1 + _COUNTER.size + MAC_BYTES
 _STAMP_BYTES = _COUNTER.size + MAC_BYTES
@@ -53,7 +53,7 @@ class _Keyed:
         self._counter = 0
 
     def stamp(self, body: bytes) -> bytes:
-        """Return the next counter and the hash of it and ``body``."""
+        """Return the next counter, and the hash of the counter and ``body``."""
         self._counter += 1
         counter = _COUNTER.pack(self._counter)
         state = self._state.copy()
@@ -61,7 +61,7 @@ class _Keyed:
         return counter + state.digest()
 
     def check(self, stamp: bytes, body: bytes) -> None:
-        """Accept a message once; raise :class:`ForgedError` otherwise."""
+        """Accept an authentic message once; raise :class:`ForgedError` otherwise."""
         counter = stamp[: _COUNTER.size]
         state = self._state.copy()
         state.update(counter + body)
@@ -81,11 +81,11 @@ class RankEnd:
     """The rank's end of one attachment.
 
     Args:
-        session_key: from the cluster's keys; empty without a secret.
+        session_key: the session key of the cluster's keys; empty without a secret.
         session: the rank's session.
 
     Attributes:
-        hello: the first message.
+        hello: the first message to send.
         is_open: whether the scheduler's welcome has arrived.
     """
 
@@ -96,7 +96,10 @@ class RankEnd:
         self.is_open = False
 
     def welcome(self, packed: bytes) -> bool:
-        """Take a welcome; return whether it opened this attachment, which only the first right one does."""
+        """Process a welcome; return whether it opened this attachment.
+
+        Only the first valid welcome opens it.
+        """
         nonces = self._nonce + packed[1 : 1 + NONCE_BYTES]
         proof = _mac(self._key, b"welcome", self._session.encode(), nonces)
         if self.is_open or not compare_digest(proof, packed[1 + NONCE_BYTES :]):
@@ -107,14 +110,14 @@ class RankEnd:
         return True
 
     def seal(self, body: bytes) -> bytes:
-        """Return the message as it is sent to the relay."""
+        """Return the message in the form that is sent to the relay."""
         return DATA + self._up.stamp(body) + body
 
     def check(self, stamp: bytes, body: bytes) -> None:
         """Check a message from the scheduler.
 
         Raises:
-            ForgedError: the scheduler did not send it now, or not to this rank.
+            ForgedError: the scheduler did not send the message in this attachment, or not to this rank.
         """
         if not self.is_open:
             raise ForgedError("before the welcome")
@@ -125,12 +128,12 @@ class SchedulerEnd:
     """The scheduler's end of one attachment.
 
     Args:
-        session_key: from the cluster's keys; empty without a secret.
+        session_key: the session key of the cluster's keys; empty without a secret.
         session: the rank's session.
         hello: the rank's first message.
 
     Attributes:
-        welcome: the answer to it.
+        welcome: the answer to the hello.
 
     Raises:
         ForgedError: the sender of ``hello`` does not know the session key.
@@ -152,12 +155,12 @@ class SchedulerEnd:
         """Return the message that :meth:`RankEnd.seal` sealed.
 
         Raises:
-            ForgedError: the rank did not send it in this attachment, or it was received before.
+            ForgedError: the rank did not send the message in this attachment, or it was received before.
         """
         body = sealed[_HEAD_BYTES:]
         self._up.check(sealed[1:_HEAD_BYTES], body)
         return body
 
     def stamp(self, digest: bytes) -> bytes:
-        """Authenticate a message to this rank by its :func:`digest_of`."""
+        """Return the stamp for a message to this rank, given the message's :func:`digest_of`."""
         return self._down.stamp(digest)

@@ -1,22 +1,22 @@
-"""The worker's connection to the scheduler: a DEALER socket that reconnects, and reports when it does.
+"""Connect the worker to the scheduler, with a DEALER socket that reconnects and reports it.
 
 With ``IMMEDIATE``, ZeroMQ queues nothing while there is no connection. Messages are dropped while the scheduler is
 away, and the agent repeats those that still matter after the reconnect.
 
 A failed handshake has several possible causes. The scheduler closes the connection of a worker with another secret or
-none, and also that of any worker while it is flooded. So after ``ASK_AFTER`` failures in a row, :func:`greet` asks the
-other end for its greeting. A greeting with another mechanism is conclusive. With our mechanism it is not: its
-connection is then kept as a witness, and only if ``REFUSED_AFTER`` younger ones are closed while the witness stands was
-our secret refused (``net.gate`` closes connections in this order). In all other cases the handshake is tried again,
-even if ZeroMQ itself would give up.
+none, and, while it is flooded, the connection of any worker. So after ``ASK_AFTER`` failures in a row, :func:`greet`
+requests the other end's greeting. A greeting with another mechanism is conclusive. A greeting with our mechanism is
+not: its connection is then kept open as a witness. Our secret was refused only if ``REFUSED_AFTER`` younger connections
+are closed while the witness stays open (``net.gate`` closes connections in this order). In all other cases, the
+handshake is retried, even if ZeroMQ itself would give up.
 
-If SCHED_HOST names several addresses, each gets a socket of its own, so that no message from one address is received
-over the next. The client leaves an address if no handshake completes in time, if its secret differs, or if its user
-asks for it.
+If SCHED_HOST names several addresses, each gets its own socket, so that no message from one address is received over
+the next. The client leaves an address if no handshake completes in time, if its secret differs, or if the client's user
+requests it.
 
 If this host has a relay, it is tried first, and the messages are sealed for the scheduler (``net.channel``). The
 connection counts as up once the scheduler's welcome has arrived. If the relay dies, stops or loses the scheduler, the
-client connects to the scheduler itself, after a delay that differs between sessions and is short enough to keep the
+client connects directly to the scheduler, after a delay that differs between sessions and is short enough to keep the
 lease.
 """
 
@@ -47,7 +47,7 @@ from samebits.scheduler_hosts import SchedulerAddress
 _SIGNATURE_AND_VERSION = b"\xff" + bytes(8) + b"\x7f" + b"\x03"
 _MINOR_VERSION = b"\x01"
 _AS_CLIENT_AND_FILLER = bytes(32)
-_STAY_S = 0.05  # the scheduler looks up a connection's address on accept, while the connection must still stand
+_STAY_S = 0.05  # the scheduler looks up a connection's address on accept, so the connection must still be open
 _GREETING_BYTES = 64
 _MECHANISM = slice(12, 32)
 
@@ -56,7 +56,7 @@ class Greeted:
     """A connection over which only greetings were exchanged.
 
     Attributes:
-        mechanism: ``CURVE`` or ``NULL``, as the other end announced.
+        mechanism: the mechanism that the other end announced, ``CURVE`` or ``NULL``.
     """
 
     def __init__(self, connection: socket.socket, mechanism: str) -> None:
@@ -64,7 +64,7 @@ class Greeted:
         self.mechanism = mechanism
 
     def stands(self) -> bool:
-        """Return whether the other end has not closed the connection."""
+        """Return whether the connection is still open at the other end."""
         self._connection.setblocking(False)
         try:
             while self._connection.recv(_GREETING_BYTES):
@@ -81,13 +81,13 @@ class Greeted:
 
 
 def greet(host: str, port: int, ours: str, timeout_s: float) -> Greeted | None:
-    """Exchange greetings with the listener; None if it does not speak ZMTP 3 within ``timeout_s``.
+    """Exchange greetings with the listener; return None without a ZMTP 3 greeting in time.
 
     Args:
         host: the listener's address.
         port: the listener's port.
         ours: the mechanism to announce, ``CURVE`` or ``NULL``.
-        timeout_s: for the whole exchange.
+        timeout_s: time limit for the entire exchange.
     """
     deadline_s = time.monotonic() + timeout_s
     with contextlib.ExitStack() as undo, contextlib.suppress(OSError):
@@ -120,17 +120,18 @@ MAX_INCOMING_BYTES = 256 << 20  # an address map of ten thousand members
 RECONNECT_MS = 100
 RETRY_S = 1.0  # after a handshake that ZeroMQ does not retry
 TRY_S = 1.0  # per address if there are several; doubled once all were tried in vain
-# after the TCP connection stands; up to 8 times that after futile rounds, since many workers may come at once
+# Time limit once the TCP connection is open; up to 8 times longer after futile rounds, since many workers may connect
+# at once.
 GREET_S = 2.0
 SEARCH_S = 3.0  # per address on average; a scheduler allows its workers this much time for the search
 STAYS_S = 5.0  # a connection that lasted this long was the right one
 ASK_AFTER = 3
 ASK_TIMEOUT_S = 1.0
-REFUSED_AFTER = 2  # a killed scheduler closes all its connections, and one of them may stand a moment longer
+REFUSED_AFTER = 2  # a killed scheduler closes all its connections, and one of them may stay open a moment longer
 AT_RELAY = 3
-"""A connection to a relay may be silent for this part of NODE_TIMEOUT, so that the rest is left to attach elsewhere."""
+"""A relay's connection may be silent for NODE_TIMEOUT / AT_RELAY, which leaves time to connect elsewhere."""
 SPREAD = 5
-"""Ranks whose relay is gone come to the scheduler within this part of NODE_TIMEOUT."""
+"""Ranks whose relay is gone connect to the scheduler within NODE_TIMEOUT / SPREAD."""
 _FINAL = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _CRYPTOGRAPHIC = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
 _EVENTS = (
@@ -146,7 +147,7 @@ _EVENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """The connection stands; the scheduler does not know this process yet."""
+    """The connection is open; the scheduler does not know this process yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +159,15 @@ class Down:
 class ShutOut:
     """The listener does not share our secret; reported once until a handshake succeeds."""
 
-    text: str  # what may differ, and the fix
+    text: str  # the possible difference, and the fix
 
 
 @dataclass(frozen=True, slots=True)
 class TurnedAway:
-    """Connections are closed before the handshake, for unknown reasons; reported once until one succeeds."""
+    """Connections are closed before the handshake, for unknown reasons.
+
+    Reported once until a handshake succeeds.
+    """
 
     text: str
 
@@ -183,16 +187,16 @@ class Got:
 
 
 class Client:
-    """One connection. Not thread-safe, except ``wake``.
+    """One connection. Not thread-safe, except for ``wake``.
 
     Args:
-        host: SCHED_HOST: one host, several, or a file of them.
-        port: SCHED_PORT, for hosts without a port of their own.
-        identity: this connection's name at the scheduler: the session, ASCII.
-        silence_s: after this long without ZeroMQ's own heartbeat the connection counts as closed.
-        keys: the cluster's keys; None: no authentication or encryption.
+        host: SCHED_HOST: one host, several hosts, or a file of hosts.
+        port: SCHED_PORT, for hosts that are given without a port.
+        identity: the name under which the scheduler knows this connection: the session, in ASCII.
+        silence_s: after this long without ZeroMQ's own heartbeat, the connection counts as closed.
+        keys: the cluster's keys; None for no authentication or encryption.
         relay: the address of this host's relay; None if there is none.
-        wire: writes and reads the messages.
+        wire: encodes and decodes the messages.
 
     Attributes:
         peer: the other end of the latest connection, as the kernel reports it; None before the first one.
@@ -225,20 +229,24 @@ class Client:
 
     @property
     def address(self) -> SchedulerAddress | None:
-        """Return the address that is tried or used now; None until the file of SCHED_HOST has named one."""
+        """Return the address that is being tried or used.
+
+        Returns:
+            None until the file that SCHED_HOST names has provided an address.
+        """
         return self._book.present
 
     def _open(self) -> None:
-        """Open a new socket for the present address."""
+        """Open a new socket for the current address."""
         self._connected_at = 0.0
         self._failures = 0  # in a row
         self._said: set[type[ShutOut | TurnedAway]] = set()
         self._witness: Greeted | None = None
         self._is_younger = False  # whether the current attempt began after the witness
-        self._refusals = 0  # of connections younger than the witness
+        self._refusals = 0  # number of closed connections younger than the witness
         self._retry_at: float | None = None
         self._is_up, self._up_at = False, 0.0
-        self._end: RankEnd | None = None  # of the attachment through a relay
+        self._end: RankEnd | None = None  # this end of the attachment through a relay
         is_at_relay = self._book.is_at_relay
         silence_s = self._silence_s / AT_RELAY if is_at_relay else self._silence_s
         self._socket = self._context.socket(zmq.DEALER)
@@ -259,7 +267,7 @@ class Client:
             self._socket.curve_serverkey = (relays or self._keys.scheduler).public
             self._socket.curve_publickey = self._keys.worker.public
             self._socket.curve_secretkey = self._keys.worker.secret
-        # A unique name: by default the second socket would take the first one's, which is closed a moment later.
+        # A unique name, because by default the second socket would reuse that of the first, which is closed later.
         self._monitor = self._socket.get_monitor_socket(_EVENTS, f"inproc://events-{next(self._sockets)}")
         for source in (self._socket, self._monitor):
             self._poller.register(source, zmq.POLLIN)
@@ -270,7 +278,11 @@ class Client:
         self._leave_at, self._is_waited_for = self._patience_ends_at(), True
 
     def _patience_ends_at(self) -> float | None:
-        """Return when to leave the present address if no handshake completes; None without another address."""
+        """Return when to leave the current address if no handshake completes.
+
+        Returns:
+            None if there is no other address.
+        """
         if not self._book.has_choice:
             return None
         return time.monotonic() + TRY_S * self._book.slowness(2)
@@ -292,7 +304,10 @@ class Client:
 
     @property
     def sources(self) -> list[zmq.Socket[bytes] | int]:
-        """Return the sockets and the descriptor to poll, instead of ``wait``; a reconnect may change them."""
+        """Return the sockets and the descriptor to poll instead of calling ``wait``.
+
+        A reconnect may change them.
+        """
         return [self._socket, self._monitor, self._waker.descriptor]
 
     def wake(self) -> None:
@@ -300,10 +315,10 @@ class Client:
         self._waker.wake()
 
     def look_elsewhere(self, refusal: str = "") -> str:
-        """Leave the present address, whose scheduler is not ours; does nothing if there is no other address.
+        """Leave the current address, whose scheduler is another job's, if there is another address.
 
         Args:
-            refusal: why the scheduler there refused this process as another job's, if it did.
+            refusal: why the scheduler there refused this process as another job's, if it did so.
 
         Returns:
             All refusals, once every address has refused; otherwise "".
@@ -314,7 +329,7 @@ class Client:
         return self._book.refuses(refusal) if refusal else ""
 
     def _leave_soon(self) -> None:
-        """Schedule leaving the present address: soon, but later if all addresses were tried in vain."""
+        """Plan to leave the current address soon, or later if all addresses were tried in vain."""
         self._is_waited_for = False
         soon = time.monotonic() + RECONNECT_MS / 1000 * self._book.slowness(4)
         if self._book.is_at_relay:
@@ -330,12 +345,12 @@ class Client:
                 event, value = EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
             except zmq.Again:
                 break
-            # Events were queued while the witness was being made, so their connections may be older than it.
+            # Events were queued while the witness was being created, so their connections may be older than it.
             yield from self._take(event, value, is_after_witness=self._witness is began_with)
         now = time.monotonic()
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None
-            self._socket.disconnect(self._endpoint)  # otherwise it counts as connected, and nothing happens
+            self._socket.disconnect(self._endpoint)  # otherwise the socket counts as connected, and nothing happens
             self._socket.connect(self._endpoint)
         if self._leave_at is not None and self._leave_at <= now:
             yield from self._go_on()
@@ -350,10 +365,13 @@ class Client:
                 else:
                     yield Got(self._wire.unpack(frames[-1], MAX_INCOMING_BYTES))
             except (ProtocolError, ForgedError):
-                continue  # not our protocol, or not our scheduler: ignore it; the time limits keep running
+                continue  # another protocol, or another scheduler: ignore it; the time limits keep running
 
     def _attach(self) -> None:
-        """Introduce this rank to the scheduler through the relay; leave the relay if no welcome arrives in time."""
+        """Introduce this rank to the scheduler through the relay.
+
+        If no welcome arrives in time, the client leaves the relay.
+        """
         session_key = b"" if self._keys is None else self._keys.session_key
         self._end = RankEnd(session_key, self._identity)
         self._leave_at, self._is_waited_for = time.monotonic() + self._silence_s / AT_RELAY + self._delay_s, False
@@ -361,7 +379,10 @@ class Client:
             self._socket.send(self._end.hello, zmq.NOBLOCK)
 
     def _take_relayed(self, frames: list[bytes]) -> Iterator[Up | Down | Got]:
-        """Yield what a relay passed on, or says itself: that its scheduler is gone, or can be reached."""
+        """Yield the content of a relay's message.
+
+        The relay passes on a message of the scheduler, or reports that the scheduler is gone or reachable.
+        """
         kind = frames[0][:1]
         if kind == DATA and len(frames) == 2 and self._end is not None:
             self._end.check(frames[0][1:], frames[1])
@@ -386,7 +407,7 @@ class Client:
             yield from self._open_again()
 
     def _go_on(self) -> Iterator[Down]:
-        """Leave the present address for the next one, and read the file of addresses again."""
+        """Leave the current address for the next one, and reread the file of addresses."""
         self._book.look()
         self._book.turn()
         yield from self._open_again()
@@ -410,7 +431,7 @@ class Client:
             self._is_younger = is_after_witness  # only meaningful with a witness; a new witness resets it
             self.peer = _peer_of(value) or self.peer
             is_slow = self._is_waited_for and not self._book.is_at_relay
-            if self._leave_at is not None and is_slow:  # something listens there: give it more time, once
+            if self._leave_at is not None and is_slow:  # a process listens there: give it more time, once
                 self._leave_at, self._is_waited_for = time.monotonic() + GREET_S * self._book.slowness(8), False
         elif event == zmq.EVENT_CLOSED:
             if self._leave_at is not None:  # nothing listens there
@@ -443,7 +464,7 @@ class Client:
                 yield from self._told(told)
 
     def _told(self, told: ShutOut | TurnedAway) -> Iterator[ShutOut | TurnedAway | PassedOver]:
-        """Report a failed handshake: as final if there is no other address, or all have failed."""
+        """Report a failed handshake, as final if there is no other address or all have failed."""
         if not self._book.has_choice:
             yield told
             return
@@ -456,10 +477,10 @@ class Client:
 
     def _handshake_failed(self, event: int, value: int) -> ShutOut | TurnedAway | None:
         is_final = bool(event & _FINAL)
-        if is_final:  # ZeroMQ does not retry by itself, but a restarted scheduler may accept
+        if is_final:  # ZeroMQ does not retry, but a restarted scheduler may accept
             self._retry_at = time.monotonic() + RETRY_S
         elif time.monotonic() - self._connected_at > self._handshake_s / 2:
-            return None  # it timed out rather than being closed: the listener is stopped, or busy
+            return None  # it timed out instead of being closed: the listener is stopped or busy
         self._failures += 1
         if ShutOut in self._said:
             return None
@@ -538,7 +559,7 @@ class Client:
             return  # repeated after the reconnect
 
     def close(self) -> None:
-        """Close after everything was sent, at most half a second later."""
+        """Close once all messages are sent, at most half a second later."""
         self._dismiss()
         close_both(self._socket, self._monitor)
         self._context.term()
@@ -546,7 +567,7 @@ class Client:
 
 
 def _peer_of(descriptor: int) -> tuple[str, int] | None:
-    """Return the address and port of the other end, if the connection still stands."""
+    """Return the address and port of the other end, or None if the connection is closed."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             found = connection.getpeername()

@@ -1,14 +1,14 @@
-"""The messages and sockets that copy restore points between two hosts.
+"""Messages and sockets to copy restore points between two hosts.
 
 The keeper acknowledges every piece, and the sender never has more than ``WINDOW_BYTES`` unacknowledged. So neither end
-holds more of a point outside its slots, however large the point is and however slow the other end.
+needs more memory than that outside its slots, however large the point is and however slow the other end.
 ``service.copies.buddy`` decides what is sent when.
 
-With a secret both sockets use CURVE (``curve``). The keeper is CURVE's server, with the workers' key pair. Its public
+With a secret, both sockets use CURVE (``curve``). The keeper is CURVE's server, with the workers' key pair. Its public
 half is as secret as the rest, and no handshake can be requested without it (RFC 26, section 6.2), so a sender whose
 handshake succeeds knows the secret. In any case, an offer carries the keeper's ticket: random bytes that the keeper's
-process makes and that reach the members of its generation through the scheduler. A process that can only reach the port
-has no ticket and is ignored.
+process generates and that the members of its generation receive through the scheduler. A process that can only reach
+the port has no ticket and is ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from samebits.net.descriptors import raise_descriptor_limit
 from samebits.net.gate import CHECK_S, Gate
 from samebits.net.sockets import source_of
 
-PIECE_BYTES = 4 << 20  # costs both ends a third less CPU time per GiB than 1 MiB
+PIECE_BYTES = 4 << 20  # takes a third less CPU time per GiB at both ends than 1 MiB
 WINDOW_BYTES = 2 * PIECE_BYTES
 MAX_WORDS_BYTES = 64 * 1024
 MAX_TEXT_BYTES = 4 * 1024
@@ -38,7 +38,7 @@ _QUEUE = 8
 
 ZeroMQ reports what was read in steps of half a queue, so the queue must hold twice the window.
 """
-_OVERHEAD_BYTES = 1024  # of encryption
+_OVERHEAD_BYTES = 1024  # for encryption
 _NOW = int(zmq.NOBLOCK)
 MOST_CONNECTIONS = 256
 _HANDSHAKE_MS = 5000
@@ -48,7 +48,7 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 @dataclass(frozen=True, slots=True)
 class BuddyAddress:
-    """The keeper's address and its ticket; ``str`` gives the form that a generation's members receive."""
+    """The keeper's address and ticket; ``str`` gives the form that a generation's members receive."""
 
     endpoint: str
     ticket: bytes = field(repr=False)
@@ -58,7 +58,7 @@ class BuddyAddress:
 
     @classmethod
     def of(cls, text: str) -> BuddyAddress:
-        """Parse the text of ``str``; raises :class:`ProtocolError` for anything else."""
+        """Parse the result of ``str``; raise :class:`ProtocolError` for anything else."""
         where, _, ticket = text.rpartition("/")
         try:
             keeper = cls(where, bytes.fromhex(ticket))
@@ -70,10 +70,10 @@ class BuddyAddress:
 
 
 class PointOffer(Value, frozen=True, tag=1):
-    """Sender: this point is for the keeper."""
+    """A sender's offer of a point to the keeper."""
 
-    ticket: bytes  # the keeper's
-    transfer: Int  # grows with every offer of the sender
+    ticket: bytes  # the keeper's ticket
+    transfer: Int  # increases with every offer of the sender
     job: str
     slot: Int
     point: Point
@@ -83,27 +83,30 @@ class PointOffer(Value, frozen=True, tag=1):
 
 
 class StreamChunk(Value, frozen=True, tag=2):
-    """Sender: the next bytes of the stream, which follow as a frame of their own."""
+    """The next bytes of a sender's stream, which follow in a separate frame."""
 
     transfer: Int
     offset: Int
 
 
 class BytesReceived(Value, frozen=True, tag=3):
-    """Keeper: this many bytes were received; 0 means that there is room and the sender may begin."""
+    """The number of bytes that the keeper has received.
+
+    0 means that there is room and the sender may begin.
+    """
 
     transfer: Int
     received_bytes: Int
 
 
 class Whole(Value, frozen=True, tag=4):
-    """Keeper: the point is complete and verified, or was there already."""
+    """The keeper's answer if the point is complete and verified, or was already there."""
 
     transfer: Int
 
 
 class Declined(Value, frozen=True, tag=5):
-    """Keeper: the point is not accepted, or no more of it."""
+    """The keeper's answer if it does not accept the point, or the rest of it."""
 
     transfer: Int
     text: str
@@ -118,23 +121,23 @@ SCHEMA: Schema[FromSender | FromKeeper] = Schema(FromSender | FromKeeper)
 
 @dataclass(frozen=True, slots=True)
 class CopyMessage:
-    """A sender's message; ``data`` belongs to a piece."""
+    """A sender's message; ``data`` is the content of a piece."""
 
     sender: bytes
     message: FromSender
     data: memoryview
-    connection: int | None  # its descriptor, if ZeroMQ reports it
+    connection: int | None  # the connection's descriptor, if ZeroMQ reports it
 
 
 class KeeperSocket:
     """Receives copies. Not thread-safe.
 
-    Connections of strangers are bounded as the scheduler's are (``net.gate``), because the process that keeps copies
-    also writes checkpoints and needs descriptors for them.
+    Connections of strangers are bounded as in the scheduler (``net.gate``), because the process that keeps copies also
+    writes checkpoints and needs descriptors for them.
 
     Args:
         context: the process's ZeroMQ context.
-        descriptor: a listening TCP socket, which ZeroMQ closes in the end.
+        descriptor: a listening TCP socket, which ZeroMQ closes at the end.
         keys: both ends' keys, if there is a secret.
     """
 
@@ -163,7 +166,7 @@ class KeeperSocket:
 
     @property
     def look_within_s(self) -> float | None:
-        """Return the seconds after which to call ``drain`` even if nothing is readable; None: not needed."""
+        """Return the seconds after which to call ``drain`` even if nothing is readable; None: never."""
         return CHECK_S if self._gate.has_guests else None
 
     def drain(self, most: int = 2 * _QUEUE) -> Iterator[CopyMessage]:
@@ -181,7 +184,7 @@ class KeeperSocket:
                 yield _said(frames, connection)
 
     def settle(self, said: CopyMessage) -> None:
-        """Protect the connection of a sender that has shown the ticket from the bound on strangers."""
+        """Exempt the connection of a sender that has shown the ticket from the bound on strangers."""
         if said.connection is not None:
             self._gate.settle(said.connection)
 
@@ -196,7 +199,7 @@ class KeeperSocket:
 
 
 class SenderSocket:
-    """One connection to a keeper, which reconnects by itself. Not thread-safe.
+    """One connection to a keeper, which reconnects automatically. Not thread-safe.
 
     Args:
         context: the process's ZeroMQ context.

@@ -1,15 +1,16 @@
-"""Read the cluster's secret and derive the key pairs of CURVE, ZeroMQ's authentication and encryption.
+"""Read the cluster's secret, and derive the key pairs for CURVE.
 
-Every process that knows the secret computes the same pairs: the scheduler's, the workers' and the relays'. So no key is
-ever sent or stored, and a successful handshake proves that a process knows the secret, or is a relay that was given the
-relays' pair. The secret also yields the session key, with which ranks and the scheduler authenticate the messages that
-pass through a relay (``net.relaying``); a relay discards it.
+CURVE is ZeroMQ's authentication and encryption. Every process that knows the secret computes the same pairs: the
+scheduler's, the workers' and the relays'. So no key is ever sent or stored, and a successful handshake proves that a
+process knows the secret, or is a relay that was given the relays' pair. The session key is also derived from the
+secret; ranks and the scheduler use it to authenticate the messages that pass through a relay (``net.relaying``), and a
+relay discards it.
 
 Derivation: ``master = scrypt(secret, salt="samebits curve keys v1", N=2^14, r=8, p=1)`` (RFC 7914, with its parameters
 for interactive use: some 50 ms and 16 MiB per guess), then for each side 32 bytes of BLAKE2b, keyed with the master and
 personalised with the side's name (RFC 7693). Any 32 bytes are a valid X25519 secret key (RFC 7748, section 5), which
 CurveZMQ (RFC 26) uses. The salt is fixed because the two ends share nothing but the secret. An attacker who recorded
-one handshake could therefore test guesses offline, which is why short secrets are refused.
+one handshake could therefore test guesses offline, so short secrets are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MOST_SECRET_BYTES = 4096
 MAKE_ONE = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
 _SALT = b"samebits curve keys v1"
 _SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 2**14, 8, 1
-_SCRYPT_MEMORY_BYTES = 2 * 128 * _SCRYPT_N * _SCRYPT_R  # twice what it needs (RFC 7914, section 2)
+_SCRYPT_MEMORY_BYTES = 2 * 128 * _SCRYPT_N * _SCRYPT_R  # twice what scrypt needs (RFC 7914, section 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,14 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class ClusterKeys:
-    """Both sides' keys. The public halves are secret too: a handshake can be requested with one of them.
+    """Both sides' keys.
+
+    The public halves are secret too, because a handshake can be requested with one of them.
 
     Attributes:
         scheduler: the key pair of the listening side.
         worker: the key pair of the connecting side.
-        relay: the key pair of relays, which may also connect to the listening side; None: relays may not.
+        relay: the key pair of relays, which may also connect to the listening side; None if relays may not connect.
         session_key: authenticates a rank's messages through a relay, end to end; empty in a relay.
     """
 
@@ -63,7 +66,7 @@ class ClusterKeys:
         return ClusterKeys(scheduler=KeyPair(self.scheduler.public, b""), worker=self.relay)
 
     def below_relay(self) -> ClusterKeys:
-        """Return the keys between a relay and its workers; the secret half that a side does not need is left out."""
+        """Return the keys that are used between a relay and its workers."""
         assert self.relay is not None, "these keys are a relay's already"
         return ClusterKeys(scheduler=self.relay, worker=self.worker)
 
@@ -72,14 +75,16 @@ def cluster_keys(secret: str | None, secret_file: Path | None) -> ClusterKeys | 
     """Return the keys for the secret, given by value or by file; None if neither is given.
 
     Raises:
-        SettingsError: the file holds no usable secret, or this ZeroMQ has no CURVE.
+        SettingsError: the file contains no usable secret, or this ZeroMQ has no CURVE.
     """
     words = secret_words(secret, secret_file)
     return derive_keys(words) if words is not None else None
 
 
 def secret_words(secret: str | None, secret_file: Path | None) -> bytes | None:
-    """Return the secret's bytes without the line end that an editor or ``echo`` leaves; None if none is given.
+    """Return the secret's bytes; None if no secret is given.
+
+    The line end that an editor or ``echo`` adds is removed.
 
     Raises:
         SettingsError: the secret cannot be read or is unusable; its text appears in no message.
@@ -114,7 +119,7 @@ def _checked(words: bytes, shown: str, fix: str) -> bytes:
 
 
 def derive_keys(words: bytes) -> ClusterKeys:
-    """Derive both sides' key pairs from the secret's bytes; takes some 50 ms, on purpose.
+    """Derive both sides' key pairs from the secret's bytes; this deliberately takes about 50 ms.
 
     Raises:
         SettingsError: this ZeroMQ was built without CURVE.

@@ -1,4 +1,4 @@
-"""Limits on the files and sockets that this process may have open (getrlimit(2), RLIMIT_NOFILE)."""
+"""Check and raise the limit of open files and sockets (getrlimit(2), RLIMIT_NOFILE)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import resource
 
 from samebits.errors import SettingsError
 
-_OF_A_PROCESS = 64  # a worker in a job of two has 32 open, and the script's data adds to that
+_OF_A_PROCESS = 64  # a worker in a job of two has 32 open, and the script's data files add to that
 _OF_A_WORKER = 2  # in the scheduler, its connection and its pidfd; in another worker, gloo's connection and a spare one
 _UNLIMITED = 1 << 20
 _USUAL = 1024  # a Linux shell's soft limit; enough for a job of some hundred workers
@@ -26,7 +26,7 @@ def hard_limit() -> int:
 def require_descriptors(workers: int = 0) -> None:
     """Raise the limit to at least what a job of ``workers`` workers and spares needs.
 
-    Without this check libzmq would abort the process, or the job would stall with only a line in one of its logs.
+    Without this check, libzmq would abort the process, or the job would stall with only a line in one of its logs.
 
     Raises:
         SettingsError: the hard limit is lower.
@@ -48,7 +48,7 @@ def raise_descriptor_limit() -> int:
     """Raise the limit to the maximum for this user, and return it.
 
     Raises:
-        SettingsError: the limit is too low for any process of a job.
+        SettingsError: the hard limit is too low for any process of a job.
     """
     require_descriptors()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

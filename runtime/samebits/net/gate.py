@@ -1,16 +1,16 @@
 """Watch the connections of a listening socket, authenticate them, and close those beyond the bounds.
 
 This module handles ZeroMQ's connection events (``zmq_socket_monitor(3)``), the decision on a key (ZAP, RFC 27), and the
-bound on connections, but no messages. A connection that ends before it became a peer is counted here with its address
+bound on connections, but no messages. A connection that ends before it becomes a peer is counted here with its address
 and leaves no other state.
 
-A connection is a guest until it is settled. With a secret its first message settles it, which only a process that knows
-the secret can send. Without one it is settled when the scheduler promises it a seat. Beyond the bound, guests are
-closed before settled connections, the address with the most guests first, and the oldest of its guests first. So a
-flood from another host costs an honest process nothing, a flood from its own host costs it a few attempts, and no
-connection keeps its place by staying idle. A guest must send its first message within the time that a connection may be
-silent. ``net.client`` relies on the order: while an older connection from the same host stands, no younger one was
-closed because of the bound.
+A connection is a guest until it is settled. With a secret, its first message settles it, since only a process that
+knows the secret can send one. Without a secret, it is settled when the scheduler promises it a seat. Beyond the bound,
+guests are closed before settled connections, the address with the most guests first, and the oldest of its guests
+first. So a flood from another host does not affect an honest process, a flood from its own host costs it a few
+attempts, and no connection keeps its place by staying idle. A guest must send its first message within the time that a
+connection may be silent. ``net.client`` relies on the order: while an older connection from the same host is open, no
+younger one was closed because of the bound.
 
 A descriptor's events arrive in order from the one I/O thread, and a failed handshake is followed at once by the
 DISCONNECTED event of its descriptor. So the address that was looked up on accept belongs to the failure.
@@ -39,7 +39,7 @@ from samebits.net.sockets import EVENT, STOPPED, close_both
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"samebits"
 MAX_EVENTS = 4096
-"""Events handled per call: twice what ZeroMQ queues before its I/O thread waits for us."""
+"""Events handled per call: twice what ZeroMQ queues before its I/O thread waits for this process."""
 RELAYS_ID = "relay"
 """ZeroMQ's ``User-Id`` of connections that used the relays' key."""
 UNKNOWN = "an unknown address"
@@ -55,7 +55,7 @@ _MECHANISM_MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 
 class Rejection(enum.Enum):
-    """Why a connection did not become a peer."""
+    """The reason why a connection did not become a peer."""
 
     SECRET = "another secret"
     MECHANISM = "a secret on one side only"
@@ -76,7 +76,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEnded:
-    """The end of a connection; ``is_counted`` if it was already reported as rejected."""
+    """The end of a connection; ``is_counted`` is true if it was already reported as rejected."""
 
     descriptor: int
     address: str
@@ -85,7 +85,7 @@ class ConnectionEnded:
 
 @dataclass(slots=True)
 class _Unheard:
-    """A connection without a complete message, with bytes received."""
+    """A connection that has sent no complete message, and the bytes received from it."""
 
     first: int
     last: int
@@ -98,7 +98,7 @@ class _Guest:
 
     home: str  # its address; all loopback addresses count as one, since a process can choose among them
     has_spoken: bool = False
-    checks: int = 0  # without a message so far
+    checks: int = 0  # number of checks without a message so far
 
 
 class Gate:
@@ -107,12 +107,12 @@ class Gate:
     Args:
         listening: the socket, before it is bound.
         keys: the cluster's keys; None admits every connection.
-        max_connections: bound on connections, with or without a finished handshake; beyond it guests are closed.
-        max_unheard_bytes: how much a connection may send without completing a message: ZeroMQ bounds the frame and the
-            queue, but not the number of frames per message.
-        silence_s: a connection is closed once it has sent no byte for about a third longer. Our processes send more
-            often than this, and otherwise ZeroMQ's own heartbeat does. A late check counts once, so a scheduler that
-            was stopped closes no connection. A guest must send its first message in the same time.
+        max_connections: bound on connections, with or without a finished handshake; beyond it, guests are closed.
+        max_unheard_bytes: how much a connection may send without completing a message, because ZeroMQ bounds the frame
+            and the queue, but not the number of frames per message.
+        silence_s: a connection is closed once it has sent no byte for about a third longer than this. A job's processes
+            send more often than this, or else ZeroMQ's own heartbeat does. A late check counts once, so a scheduler
+            that was stopped closes no connection. A guest must send its first message in the same time.
     """
 
     def __init__(
@@ -162,18 +162,18 @@ class Gate:
 
     @property
     def connections(self) -> int:
-        """Return the number of connections, as of the last events taken."""
+        """Return the number of connections, as of the last events processed."""
         return len(self._address_of)
 
     def address_of(self, descriptor: int) -> str:
-        """Return the IP address that the connection comes from."""
+        """Return the IP address from which the connection comes."""
         return self._address_of.get(descriptor, UNKNOWN)
 
     def take(self, *, is_rung: bool = True) -> tuple[list[ConnectionEnded], list[Rejected]]:
         """Process events; return the connections that ended, in order, and those rejected.
 
         Args:
-            is_rung: whether one of ``sources`` may be readable; if false they are not read.
+            is_rung: whether one of ``sources`` may be readable; if false, they are not read.
         """
         if self._flooding:
             self._take_events()  # these connections may be new, and their ends follow
@@ -181,7 +181,7 @@ class Gate:
             self._rejected.append(Rejected(self.address_of(self._flooding.popleft()), Rejection.FLOOD))
         if is_rung:
             for question in self._zap_questions():
-                self._take_events()  # it was accepted earlier, so its address can still be looked up
+                self._take_events()  # the connection was accepted earlier, so its address can still be looked up
                 self._answer(question)
             self._take_events()
         self._rejected += self._turn_away()
@@ -218,7 +218,10 @@ class Gate:
         return bool(self._ended or self._rejected)
 
     def stands(self, descriptor: int) -> bool:
-        """Return whether a connection has this descriptor now; every sender was accepted before its message."""
+        """Return whether an open connection has this descriptor.
+
+        Pending events are processed first; every sender was accepted before its message.
+        """
         self._take_events()
         return descriptor in self._address_of
 
@@ -243,7 +246,7 @@ class Gate:
                 self._failure = _why(event, value)
 
     def heard(self, descriptors: Collection[int]) -> None:
-        """Record that complete messages came over these connections."""
+        """Record that complete messages arrived over these connections."""
         self._heard.update(descriptors)
         if not self._guests:
             return
@@ -254,13 +257,13 @@ class Gate:
                     del self._guests[descriptor]
 
     def settle(self, descriptor: int) -> None:
-        """Settle the connection: its process has, or will have, a seat."""
+        """Settle the connection, because its process has, or will have, a seat."""
         self._guests.pop(descriptor, None)
 
     def close(self) -> None:
         """Close the socket, and stop watching it."""
         if self._zap is not None:
-            self._zap.close(linger=0)  # first, since connections with open questions do not end before
+            self._zap.close(linger=0)  # first, since connections with unanswered requests do not end before that
         close_both(self._socket, self._monitor)
 
     def _events(self) -> Iterator[tuple[int, int]]:
@@ -286,7 +289,7 @@ class Gate:
     def _answer(self, question: list[bytes]) -> None:
         """Answer whether a key is admitted.
 
-        A question is: version, request, domain, address, identity, mechanism, key (RFC 27).
+        A request consists of version, request id, domain, address, identity, mechanism and key (RFC 27).
         """
         assert self._zap is not None, "a question came over it"
         user = self._user_of.get(question[6]) if len(question) == 7 and question[5] == b"CURVE" else None
@@ -294,7 +297,7 @@ class Gate:
         self._zap.send_multipart([b"1.0", question[1], *status, b""])
 
     def _turn_away(self) -> Iterator[Rejected]:
-        """Close connections beyond the bound; they are removed once ZeroMQ notices."""
+        """Close connections beyond the bound; they are removed once ZeroMQ notices the close."""
         surplus = len(self._address_of) - len(self._turned_away) - self._max_connections
         if surplus <= 0:
             return
@@ -323,7 +326,7 @@ class Gate:
     def _look_at_due(self) -> Iterator[Rejected]:
         """Check as many slices as are due, each at most once."""
         due = int((time.monotonic() - self._looked_at) * SLICES / CHECK_S)
-        if due >= SLICES:  # anything later is our own delay, not the connections' silence
+        if due >= SLICES:  # any further delay is this process's own, not the connections' silence
             due, self._looked_at = SLICES, time.monotonic()
         else:
             self._looked_at += due * CHECK_S / SLICES
@@ -352,7 +355,7 @@ class Gate:
                 shut_down(descriptor)
 
     def _has_no_word(self, descriptor: int) -> bool:
-        """Return whether a guest's time for its first message is over, whatever else it sends."""
+        """Return whether a guest has exceeded the time for its first complete message."""
         guest = self._guests.get(descriptor)
         if guest is None or guest.has_spoken:
             return False
@@ -367,12 +370,15 @@ def _why(event: int, value: int) -> Rejection:
 
 
 def _connection(descriptor: int) -> socket.socket:
-    """Wrap the descriptor in a socket, to be detached; naming the family and type saves system calls."""
+    """Wrap the descriptor in a socket, which the caller detaches.
+
+    Naming the family and type saves system calls.
+    """
     return socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, descriptor)
 
 
 def _peer_address(descriptor: int) -> str:
-    """Return the peer's address, which is available only while the connection stands."""
+    """Return the peer's address, which is available only while the connection is open."""
     try:
         connection = _connection(descriptor)
     except OSError:

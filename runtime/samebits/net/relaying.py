@@ -1,13 +1,13 @@
-"""Frames between a relay and the scheduler, and the scheduler's record of the ranks behind relays.
+"""Exchange frames between a relay and the scheduler, and track the ranks behind relays.
 
-A relay connects under a name that begins with ``relay-`` and packs what its ranks send into :class:`Upward` frames. The
-scheduler answers with :class:`Downward` frames, in which a message to many ranks appears once. Relays only carry: the
-messages are sealed by the ranks (``net.channel``), each rank keeps its session and lease, and nothing about relays
-reaches the core.
+A relay connects under a name that begins with ``relay-`` and packs its ranks' messages into :class:`Upward` frames. The
+scheduler answers with :class:`Downward` frames, in which a message to many ranks appears once. Relays only transport
+messages: the ranks seal them (``net.channel``), each rank keeps its session and lease, and nothing about relays reaches
+the core.
 
 A relay may report that a rank's connection to it has closed, which counts as a closed connection of that rank. If the
 relay's own connection closes, that says nothing about its ranks: no close is reported, and each rank's lease decides
-unless it attaches elsewhere in time.
+unless the rank attaches elsewhere in time.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from samebits.net.channel import HELLO, MAC_BYTES, NONCE_BYTES, ForgedError, Sch
 RELAY_PREFIX = b"relay-"
 MAX_FRAME_BYTES = 1 << 20
 MAX_RELAYED_BYTES = MAX_FRAME_BYTES - (1 << 12)
-"""Most bytes of a rank's message through a relay: it must fit into a frame."""
+"""The most bytes of a rank's message through a relay, which must fit into a frame."""
 MAX_BATCH = 1024
 """Most messages in a frame."""
 MESSAGES_A_TURN = 16
 """Most messages in one of a peer's turns."""
 MAX_RANKS = 1024
-"""Most ranks behind one relay."""
+"""The most ranks behind one relay."""
 DOWN_BYTES = 1 << 20
-"""From this size on, what waits for a relay is sent without waiting for more."""
+"""From this size on, messages queued for a relay are sent without waiting for more."""
 
 _SESSION = re.compile(r"[0-9A-Za-z._-]{1,64}")
 _HELLO_BYTES = 1 + NONCE_BYTES + MAC_BYTES
@@ -40,14 +40,17 @@ _Stamp = Annotated[bytes, Meta(max_length=MAX_ID_CHARS)]
 
 
 class Upward(Value, frozen=True):
-    """Messages from the ranks behind a relay in order of arrival, then the ranks whose connection to it closed."""
+    """Messages from the ranks behind a relay, in order of arrival, and closed connections.
+
+    ``closed`` are the ranks whose connection to the relay closed after these messages.
+    """
 
     messages: Annotated[tuple[tuple[_Session, bytes], ...], Meta(max_length=MAX_BATCH)] = ()
     closed: Annotated[tuple[_Session, ...], Meta(max_length=MAX_BATCH)] = ()
 
 
 class RelayedMessage(Value, frozen=True):
-    """A message to these ranks, with a stamp for each; without stamps it is a welcome."""
+    """A message to these ranks, with a stamp for each; a message without stamps is a welcome."""
 
     sessions: tuple[_Session, ...]
     stamps: tuple[_Stamp, ...]
@@ -55,7 +58,10 @@ class RelayedMessage(Value, frozen=True):
 
 
 class Downward(Value, frozen=True):
-    """Messages to the ranks behind a relay, and ranks that are not attached there and have to attach again."""
+    """Messages to the ranks behind a relay, and ranks that must reattach.
+
+    ``detached`` are ranks that sent messages without being attached there.
+    """
 
     deliveries: tuple[RelayedMessage, ...] = ()
     detached: tuple[_Session, ...] = ()
@@ -66,17 +72,17 @@ DOWNWARD: Schema[Downward] = Schema(Downward)
 
 
 class RelayWire:
-    """The relay's wire to the scheduler."""
+    """The wire format of a relay's connection to the scheduler."""
 
     def pack(self, value: object) -> bytes:
-        """Return an :class:`Upward` frame's bytes."""
+        """Encode an :class:`Upward` frame."""
         return UPWARD.pack(value)
 
     def unpack(self, packed: bytes, max_bytes: int) -> Downward:
-        """Return a frame from the scheduler.
+        """Decode a frame from the scheduler.
 
         Raises:
-            samebits.errors.ProtocolError: it is longer than ``max_bytes`` or malformed.
+            samebits.errors.ProtocolError: the frame is longer than ``max_bytes`` or malformed.
         """
         return DOWNWARD.unpack(packed, max_bytes)
 
@@ -116,33 +122,33 @@ class Attachment:
 
 @dataclass(slots=True)
 class _Relay:
-    """The connection of a relay: its ranks, and what waits to be sent to it."""
+    """The connection of a relay: its ranks, and the messages queued for it."""
 
     name: bytes
     descriptor: int
     attached: set[str] = field(default_factory=set)
     greeted: dict[str, SchedulerEnd] = field(default_factory=dict)
-    """Ranks that were welcomed and have sent nothing since; until then another attachment stays valid."""
+    """Ranks that were welcomed and have sent nothing since; any other attachment stays valid until they do."""
     sessions: list[str] = field(default_factory=list)
     stamps: list[bytes] = field(default_factory=list)
     packed: object = None  # identifies the message to those ranks
     body: bytes = b""
-    messages: int = 0  # in its last frame
+    messages: int = 0  # in the relay's last frame
     deliveries: list[RelayedMessage] = field(default_factory=list)
     waiting_bytes: int = 0
-    strangers: dict[str, None] = field(default_factory=dict)  # that sent without being attached here
+    strangers: dict[str, None] = field(default_factory=dict)  # ranks that sent messages without being attached here
 
 
 class RelayedRanks:
     """The ranks behind all relays.
 
     Args:
-        session_key: from the cluster's keys; empty without a secret.
+        session_key: the session key of the cluster's keys; empty without a secret.
         most: how many ranks may be attached.
         send: sends a frame to a relay, or drops it.
 
     Attributes:
-        relays: by the descriptor of their connection.
+        relays: the relays by the descriptor of their connection.
     """
 
     def __init__(self, session_key: bytes, most: int, send: Callable[[bytes, bytes], object]) -> None:
@@ -169,7 +175,7 @@ class RelayedRanks:
         """Yield what a relay's frame contains.
 
         Raises:
-            samebits.errors.ProtocolError: it is no such frame.
+            samebits.errors.ProtocolError: the frame is malformed.
         """
         frame = UPWARD.unpack(packed, MAX_FRAME_BYTES)
         relay = self.relays.get(descriptor)
@@ -197,7 +203,7 @@ class RelayedRanks:
                 yield Detached(session)
 
     def _greet(self, relay: _Relay, session: str, hello: bytes) -> str:
-        """Welcome a rank; return why not, or ""."""
+        """Welcome a rank; return "", or the reason why it is not welcomed."""
         if len(hello) != _HELLO_BYTES or not _SESSION.fullmatch(session) or session.startswith(RELAY_PREFIX.decode()):
             return "a relay passes on a hello that no rank sends; it was dropped"
         is_new = session not in relay.greeted and session not in relay.attached
@@ -230,7 +236,7 @@ class RelayedRanks:
             except ForgedError:
                 if present is None:
                     raise
-            else:  # its first message: from now on this attachment is valid, and no other
+            else:  # the rank's first message: from now on, only this attachment is valid
                 self.leave(session)
                 del relay.greeted[session]
                 relay.attached.add(session)
@@ -250,10 +256,10 @@ class RelayedRanks:
             attachment.relay.attached.discard(session)
 
     def drop(self, descriptor: int, unless: bytes = b"") -> set[str]:
-        """Forget a relay whose connection has closed, but not one with the name ``unless``.
+        """Forget a relay whose connection has closed, unless it has the name ``unless``.
 
         Returns:
-            Its ranks, which are attached nowhere now.
+            The relay's ranks, which are no longer attached to any relay.
         """
         relay = self.relays.get(descriptor)
         if relay is None or relay.name == unless:
@@ -269,8 +275,8 @@ class RelayedRanks:
 
         Args:
             session: the rank's session.
-            message: identifies the message; the same object in a row means the same message to many ranks.
-            packed: its bytes.
+            message: identifies the message; the same object in consecutive calls means one message to many ranks.
+            packed: the message's bytes.
         """
         attachment = self._attachments[session]
         relay = attachment.relay
@@ -293,7 +299,7 @@ class RelayedRanks:
         relay.sessions, relay.stamps, relay.packed, relay.body = [], [], None, b""
 
     def flush(self) -> None:
-        """Send what is queued: one frame to each relay."""
+        """Send the queued messages, in one frame to each relay."""
         for relay in list(self._unsent.values()):
             self._flush(relay)
 

@@ -1,8 +1,9 @@
-"""The scheduler's ROUTER socket: receives fairly from all peers, and reports whose connection closed.
+"""Receive fairly from all peers, over the scheduler's ROUTER socket, and report closed connections.
 
-A peer is known by its ZeroMQ identity, which is its session. A closed connection is an event with a descriptor.
-Messages carry the descriptor they came over (``SRCFD``), so an event can be mapped to a session. Events are read first
-but handled after the socket is drained, because by then everything that a peer sent before it died has been received.
+A peer is identified by its ZeroMQ identity, which is its session. A closed connection is an event with a descriptor.
+Messages carry the descriptor over which they arrived (``SRCFD``), so an event can be mapped to a session. Events are
+read first but handled after the socket is drained, because by then everything that a peer sent before it died has been
+received.
 
 Whatever a peer sends, its cost is bounded by the constants below. ROUTER takes from all connections in turn, and a
 drain ends when one of them has had ``PEER_TURNS``, or when each could have had one. So every drain receives from all
@@ -18,11 +19,11 @@ consecutive drains is closed, and what remains of it is dropped. An honest peer 
 
 Descriptors are reused, and a close may be read before or after messages of the next connection with the same number. So
 ``ConnectionLost`` may be reported for a peer that has already reconnected, which is then probed (``core.scheduler``);
-for a peer that is gone it is always reported. Unread messages of a connection whose peer has reconnected are dropped:
-they arrive under a name that no peer has, and the peer repeats what matters.
+it is always reported for a peer that is gone. Unread messages of a connection whose peer has reconnected are dropped:
+they arrive under a name that no peer has, and the peer repeats those that matter.
 
-A peer may be a relay, whose ranks are peers like any other (``net.relaying``), but share its descriptor. A relay's
-connection that closes is no close of its ranks' connections.
+A peer may be a relay, whose ranks are peers like any other (``net.relaying``) but share its descriptor. If a relay's
+connection closes, its ranks' connections do not count as closed.
 
 A dead connection that was not closed is detected by its silence (``net.gate``), not by heartbeats that ZeroMQ sends
 from here: to cancel a timer, ZeroMQ searches the timers of all connections (``poller_base_t::cancel_timer`` in libzmq),
@@ -66,7 +67,7 @@ __all__ = ["Arrived", "ConnectionLost", "Garbled", "Incoming", "Rejected", "Reje
 
 MAX_INCOMING_BYTES = 1 << 20
 MAX_UNHEARD_BYTES = 33 * MAX_INCOMING_BYTES
-"""Most bytes of a connection that completes no message."""
+"""The most bytes that a connection may send without completing a message."""
 MAX_OUTGOING_QUEUE = 100
 PEER_TURNS = 512  # messages of one peer per drain; a close is read after so many
 BYTES_A_TURN = 16 << 10  # a longer message takes several turns
@@ -76,16 +77,16 @@ FLOOD_TURNS = 8 * PEER_TURNS
 DRAIN_LIMIT = 8192  # messages per drain, or one per connection, if that is more
 MAX_SOCKETS = 65535
 MAX_REPEATED_BYTES = 512
-"""A heartbeat has some 120 bytes; a longer one is not from our code, and is not kept."""
+"""A heartbeat has about 120 bytes; a longer one is not from SameBits, and is not kept."""
 SHARED_BYTES = 1 << 12
 """From this size on, a message to many peers is one shared piece of memory."""
 TOLD_ALIKE = (RoundOpened, AddressMap, Finished, EndJob, Status, CommittedPoint)
-"""Messages that hardly differ between receivers; packed again only when they differ."""
+"""Messages that rarely differ between receivers; they are repacked only when they differ."""
 
 WELCOMES = (Admitted, Pending)
-"""A peer that received one of these is settled: its connection is not closed to make room for another."""
+"""A peer that received one of these is settled, so its connection is not closed to make room for another."""
 
-# Plain integers: combining two of zmq's flags creates a third, which costs as much as a message.
+# Plain integers, because combining two of zmq's flags creates a new object, which costs as much as a message.
 _NOW = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 OLD_ZMTP = "its sender does not speak ZMTP 3 (a browser, a scraper, a port scanner), so it is not a worker"
@@ -94,7 +95,7 @@ _PEER = re.compile(rb"[0-9A-Za-z._-]{1,64}")  # a session is 32 hexadecimal digi
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A well-formed message; ``peer`` is the identity of the connection it came over."""
+    """A well-formed message; ``peer`` is the identity of the connection over which it arrived."""
 
     peer: str
     message: Any
@@ -133,17 +134,17 @@ class _Peer:
 
 
 class Server:
-    """Listens, receives and sends. Not thread-safe, except ``wake``.
+    """Listens, receives and sends. Not thread-safe, except for ``wake``.
 
     Args:
-        addresses: local addresses, IPv4 and IPv6.
-        port: TCP port.
-        silence_s: time limit of a handshake; after about a third longer without a byte a connection counts as closed.
-        keys: the cluster's keys; None: no authentication or encryption.
-        wire: writes and reads the messages.
+        addresses: the local addresses to listen on, IPv4 and IPv6.
+        port: the TCP port.
+        silence_s: time limit of a handshake; after about a third longer without a byte, a connection counts as closed.
+        keys: the cluster's keys; None for no authentication or encryption.
+        wire: encodes and decodes the messages.
         takes_relays: whether peers may be relays, with ranks behind them.
-        most_connections: how many an honest cluster may need at a time; bounded by the system's limits.
-        inherited: listening sockets, made by the parent process.
+        most_connections: how many connections an honest cluster may need at a time; bounded by the system's limits.
+        inherited: listening sockets that the parent process opened.
     """
 
     def __init__(
@@ -158,13 +159,13 @@ class Server:
         most_connections: int = MAX_SOCKETS,
         inherited: Sequence[socket.socket] = (),
     ) -> None:
-        # A quarter of the descriptors is left for files, and for connections accepted before their event is read.
+        # A quarter of the descriptors is reserved for files, and for connections accepted before their event is read.
         self.max_connections = min(most_connections, raise_descriptor_limit() * 3 // 4)
         self._drain_limit = max(DRAIN_LIMIT, self.max_connections)
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._socket = self._context.socket(zmq.ROUTER)
-        # zmq.Socket's own method first checks for sockets of draft types, which takes as long again.
+        # zmq.Socket's own method first checks for sockets of draft types, which doubles the time.
         self._send_frame = super(zmq.Socket, self._socket).send
         for option, value in {
             zmq.LINGER: 1000,
@@ -215,7 +216,7 @@ class Server:
 
     @property
     def sources(self) -> list[zmq.Socket[bytes] | int]:
-        """Return what to poll before ``wait(0)``, in a loop that has other sockets too."""
+        """Return the sources to poll before ``wait(0)``, for a loop that has other sockets too."""
         return [self._socket, *self._bells, self._waker.descriptor]
 
     def watch(self, descriptor: int) -> None:
@@ -247,8 +248,9 @@ class Server:
         ended, rejected = self._gate.take(is_rung=self._is_rung)
         self._is_rung = True  # until the next ``wait``
         yield from rejected
-        # The number of a closed descriptor may be in use again: each event closes its owners in order. The closed
-        # connection may never have sent anything, so that the first sender with this number is already the next one.
+        # The number of a closed descriptor may already be reused, so each event closes its owners in order. If the
+        # closed connection never sent anything, the first sender with this number already belongs to the next
+        # connection.
         owners: dict[int, list[str]] = {end.descriptor: [] for end in ended}
         for number, sessions in owners.items():
             if (owner := self._peer_of.pop(number, None)) is not None:
@@ -264,7 +266,7 @@ class Server:
                 self._turns, self._ignored = {}, set()
                 break
             body, more = receive(_NOW, copy=False, track=False), 0
-            while body.more:  # a message is received whole: its other parts are here
+            while body.more:  # messages are received completely, so the other parts are here
                 body, more = receive(_NOW, copy=False, track=False), more + 1
             descriptor = source_of(body)
             if descriptor is None:
@@ -324,7 +326,7 @@ class Server:
         if peer is None or name != peer.name or self._descriptor_of.get(peer.session) != descriptor:
             if problem := self._problem_of_name(name, body):
                 return [Garbled("", problem, self._gate.address_of(descriptor))]
-            if not _PEER.fullmatch(name):  # ZeroMQ took its name away
+            if not _PEER.fullmatch(name):  # ZeroMQ has given its name to another connection
                 return []
             if descriptor not in owners and self._gate.is_over(descriptor):
                 return []  # more messages than one drain takes were left of a closed connection
@@ -343,7 +345,7 @@ class Server:
         return [self._decoded(peer, peer.session, packed, descriptor)]
 
     def _decoded(self, memory: _Peer | Attachment, session: str, packed: bytes, descriptor: int) -> Arrived | Garbled:
-        """Decode a message; a heartbeat is kept in ``memory``."""
+        """Decode a message, and keep a heartbeat in ``memory``."""
         try:
             arrived = Arrived(session, self._wire.unpack(packed, MAX_INCOMING_BYTES))
         except ProtocolError as error:
@@ -353,7 +355,7 @@ class Server:
         return arrived
 
     def _read_relayed(self, name: bytes, packed: bytes, descriptor: int) -> list[Incoming]:
-        """Return what a relay's frame contains: its ranks' messages, as if each had its own connection."""
+        """Return the messages in a relay's frame, as if each rank had its own connection."""
         found: list[Incoming] = []
         try:
             for part in self._relayed.take(name, descriptor, packed):
@@ -373,7 +375,7 @@ class Server:
         return found
 
     def _meet(self, name: bytes, descriptor: int, before: _Peer | None) -> _Peer:
-        """Register a peer that sends over this connection for the first time, or returned to it."""
+        """Register a peer that sends over this connection for the first time, or has returned to it."""
         peer = _Peer(name, name.decode("ascii"))
         if before is not None and before.name != name and self._descriptor_of.get(before.session) == descriptor:
             del self._descriptor_of[before.session]
@@ -385,12 +387,18 @@ class Server:
         return peer
 
     def _forget_relay(self, descriptor: int, still: bytes = b"") -> None:
-        """Forget the ranks of a relay whose connection closed. That is no close of theirs: each lease decides."""
+        """Forget the ranks of a relay whose connection closed.
+
+        Their connections do not count as closed; each rank's lease decides.
+        """
         for session in self._relayed.drop(descriptor, still):
             self._descriptor_of.pop(session, None)
 
     def _problem_of_name(self, name: bytes, body: zmq.Frame) -> str:
-        """Return why a connection may not have this name, or ""; with a secret, relays have keys of their own."""
+        """Return why a connection may not have this name, or "".
+
+        With a secret, relays have their own keys.
+        """
         if not _PEER.fullmatch(name):
             return "" if _was_renamed(body) else f"its name is {name[:40]!r}, expected a session"
         is_relays = self._has_keys and body.get("User-Id") == RELAYS_ID
@@ -413,7 +421,7 @@ class Server:
         return self._gate.connections
 
     def address_of(self, peer: str) -> str:
-        """Return the IP address that the peer's connection comes from."""
+        """Return the IP address from which the peer's connection comes."""
         return self._gate.address_of(self._descriptor_of.get(peer, -1))
 
     def send_frames(self, peer: str, *frames: bytes) -> bool:
@@ -444,7 +452,7 @@ class Server:
                 self._send_frame(frame, _MORE)
             self._send_frame(frames[-1], _NOW)
         except zmq.Again:
-            return True  # its queue is full: a peer that does not read recovers with its next heartbeat, or is lost
+            return True  # the queue is full: a peer that does not read recovers with its next heartbeat, or is lost
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -464,7 +472,7 @@ class Server:
         return ready
 
     def close(self) -> None:
-        """Close after everything was sent, at most a second later."""
+        """Close once all messages are sent, at most a second later."""
         self._relayed.flush()
         self._guard.close()
         self._gate.close()
@@ -473,7 +481,7 @@ class Server:
 
 
 def _was_renamed(body: zmq.Frame) -> bool:
-    """Return whether ZeroMQ took the connection's name away because its peer uses another connection."""
+    """Return whether ZeroMQ renamed the connection because its peer uses another one now."""
     try:
         introduced_as = str(body.get("Identity"))
     except (zmq.ZMQError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""The parts that both ends share: a pipe that wakes a polling thread, ZeroMQ's event format, and the codec's type."""
+"""Parts shared by both ends: a pipe that wakes a polling thread, ZeroMQ's event format, and the codec's type."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import zmq
 
 
 class Waker:
-    """Makes ``descriptor`` readable by ``wake`` and unreadable by ``rest``; after ``close`` a wake does nothing."""
+    """A descriptor that ``wake`` makes readable and ``rest`` makes unreadable.
+
+    After ``close``, ``wake`` does nothing.
+    """
 
     def __init__(self) -> None:
         self.descriptor, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # Prevents a write to a descriptor that was closed, or reused since. Reentrant, because a signal handler may
-        # call wake() while its own thread does.
+        # Prevents a write to a descriptor that has been closed or reused. Reentrant, because a signal handler may call
+        # wake() while its thread is in it.
         self._lock = threading.RLock()
 
     def wake(self) -> None:
@@ -34,7 +37,7 @@ class Waker:
         try:
             os.read(self.descriptor, 4096)
         except BlockingIOError:
-            return  # there was none
+            return  # there was no wake-up
 
     def close(self) -> None:
         """Close the descriptors."""
@@ -45,20 +48,20 @@ class Waker:
 
 
 class Wire(Protocol):
-    """Writes and reads the messages of a connection."""
+    """Encodes and decodes the messages of a connection."""
 
     def pack(self, value: object) -> bytes:
-        """Return the message's bytes."""
+        """Encode the message."""
 
     def unpack(self, packed: bytes, max_bytes: int) -> object:
-        """Return the message.
+        """Decode the message.
 
         Raises:
             ProtocolError: ``packed`` is longer than ``max_bytes`` or malformed.
         """
 
 
-STOPPED = zmq.EVENT_MONITOR_STOPPED  # must be among the events that the monitor is asked for
+STOPPED = zmq.EVENT_MONITOR_STOPPED  # must be among the events requested from the monitor
 EVENT = struct.Struct("=HI")  # the event, and a value: often a descriptor
 _SRCFD = int(zmq.SRCFD)
 
@@ -73,10 +76,11 @@ def close_both(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
 
 
 def source_of(body: zmq.Frame) -> int | None:
-    """Return the descriptor of the connection that a message came over, or None if ZeroMQ has none.
+    """Return the descriptor of the connection over which a message arrived.
 
-    ZeroMQ has none for a peer that speaks ZMTP 1.0 or 2.0. It treats any peer whose data does not begin with a
-    signature as such a peer: a browser, a scraper, a TLS hello, five bytes.
+    Returns:
+        None if the peer speaks ZMTP 1.0 or 2.0, for which ZeroMQ reports no descriptor. ZeroMQ treats any peer whose
+        data does not begin with a signature as such a peer: a browser, a scraper, a TLS hello, five bytes.
     """
     try:
         return int(body.get(_SRCFD))

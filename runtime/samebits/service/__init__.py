@@ -1,1 +1,1 @@
-"""Loops and the real clock: the shells that carry out the cores' decisions, without torch."""
+"""The loops that carry out the cores' decisions with the real clock, without torch."""

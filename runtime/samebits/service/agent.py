@@ -2,7 +2,7 @@
 
 The thread owns the connection and the agent's core. The main thread calls the methods below, which post an event and,
 if they wait, sleep on one condition. Two actions happen in the control thread itself, whatever blocks the main thread:
-the group is broken when a round opens, and a process that must end but does not is ended.
+it breaks the group when a round opens, and it ends a process that must end but does not.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ from samebits.service.process_state import DeathWatch, LifeSign, ProcessObserver
 from samebits.store.process_identity import ProcessIdentity
 
 STDERR = 2  # independent of sys.stderr
-END_GRACE_S = 5.0  # from MustEnd until a main thread that has not left by itself is ended
-AT_ONCE_S = 0.25  # a free seat is given within a few ms
-THREADS_S = 5.0  # how long a process may take to exit after its script, before its threads are named
-LONELY_S = 2.0  # how long a worker looks for its scheduler before it logs that
+END_GRACE_S = 5.0  # from MustEnd until a main thread that has not left is ended
+AT_ONCE_S = 0.25  # a free seat is assigned within a few ms
+THREADS_S = 5.0  # how long a process may take to exit after its script, before its threads are logged
+LONELY_S = 2.0  # how long a worker looks for its scheduler before it logs this
 MOST_SAID = 64  # different reasons to leave an address, until a scheduler is found
 COUNTDOWN_S = 5.0  # how often a process that waits for its seat logs the remaining time
 
@@ -123,24 +123,24 @@ class Agent:
 
     Args:
         settings: role worker.
-        job_name: must match the scheduler's.
+        job_name: the job's name; must match the scheduler's.
         device: device type, sent to the scheduler.
 
     Attributes:
         step: completed optimizer steps; set by the main thread, sent in heartbeats.
-        commits: commits in the present generation; counted by the main thread.
+        commits: commits in the current generation; counted by the main thread.
         stalled_s: seconds that steps have waited for saves; set by the main thread, sent with saved points.
-        figures: the newest of each of the script's figures; set by the main thread, sent with heartbeats.
+        figures: the newest value of each of the script's figures; set by the main thread, sent with heartbeats.
         observe: called in the control thread more often than once per heartbeat; returns the main thread's position if
-            it makes no progress.
+            that thread makes no progress.
         pace: duration of the last steps; set by the main thread, sent once per window of steps.
-        on_break: called in the control thread, with the reason, when the present group must be left.
-        on_link: called in the control thread with whether the scheduler can be reached, when that changes.
-        interrupted: a round is open (or the process must end): the present generation is over.
+        on_break: called in the control thread, with the reason, when this process must leave the current group.
+        on_link: called in the control thread when the scheduler becomes reachable (True) or unreachable (False).
+        interrupted: the current generation is over, because a round is open or the process must end.
         committed_point: the newest restore point that every rank is known to have on disk.
         equal_point: the newest copied point at which all ranks are known to have been equal.
-        keys: the cluster's, if there is a secret.
-        is_addressed: the present generation was entered with the right part of its address map.
+        keys: the cluster's keys, if there is a secret.
+        is_addressed: this process entered the current generation with the right part of its address map.
         life_sign: shows this process's death to others on this host; None without kernel support.
     """
 
@@ -149,8 +149,8 @@ class Agent:
         self.session = uuid.uuid4().hex
         self.step = 0
         self.commits = 0
-        self._stops = False  # all members are to stop after the same commit
-        self._stops_after = 0  # the number of that commit, or until it is agreed the next commit; 0: not known yet
+        self._stops = False  # whether all members are to stop after the same commit
+        self._stops_after = 0  # the number of that commit; until agreed, the next commit's; 0: unknown
         self._is_stop_agreed = False
         self.stalled_s = 0.0
         self.figures: tuple[Figure, ...] = ()
@@ -189,13 +189,13 @@ class Agent:
         self._again: EnterAgain | None = None
         self._tickets = itertools.count(1)
         self._key_answers: dict[int, KeyAnswer | None] = {}  # by ticket, for each open call
-        self._generation = 0  # the last that the main thread knows
+        self._generation = 0  # the last generation that the main thread knows
         self.is_addressed = True
         self.committed_point: Point | None = None
         self.equal_point: Point | None = None
         self._over: Point | None = None
         self._left = False
-        self._is_away = False  # the scheduler
+        self._is_away = False  # whether the scheduler is away
         self._is_invited = False
         self._is_dying = False
         self._closed = threading.Event()
@@ -220,7 +220,7 @@ class Agent:
 
     @property
     def offered_place(self) -> RankPosition | None:
-        """Return this process's place in the generation of the last round it was offered."""
+        """Return this process's place in the generation that the last round offered."""
         return self._core.offered_place
 
     @property
@@ -232,7 +232,7 @@ class Agent:
         """Start, and wait for a seat, logging how long that will take.
 
         Args:
-            meanwhile: called once if no seat is free at once, for work that needs none.
+            meanwhile: called once if no seat is free at once, for work that needs no seat.
 
         Raises:
             SameBitsError: the process gets no seat; the message says why.
@@ -249,7 +249,7 @@ class Agent:
         return self._wait(lambda: self._admitted)
 
     def wait_for_round(self) -> None:
-        """Wait until the round of the job's first generation is open, when all workers have seats.
+        """Wait until all workers have seats and the round of the first generation is open.
 
         Raises:
             SameBitsError: the process no longer has a place in the job.
@@ -266,8 +266,8 @@ class Agent:
         """Wait in the rendezvous for a generation; return the final point if training is finished.
 
         Args:
-            holdings: the points and other state that this process holds.
-            again: returns other holdings that the round needs; unnecessary if the disk has been read.
+            holdings: the points and other state that this process has.
+            again: returns further holdings that the round needs; unnecessary if the disk has been read.
 
         Raises:
             SameBitsError: the process no longer has a place in the job.
@@ -276,7 +276,7 @@ class Agent:
         with self._changed:
             self._began = self._map = self._again = None
         while True:
-            if self._over is None and self._began is None:  # otherwise the request was settled meanwhile
+            if self._over is None and self._began is None:  # otherwise it was answered meanwhile
                 self._post(Entered(holdings, seen))
             self._wait(lambda: self._answer() is not None or None)
             answer = self._answer()
@@ -316,7 +316,7 @@ class Agent:
         self._post(Trains(generation))
 
     def report_saved(self, points: Sequence[Point]) -> None:
-        """Tell the scheduler which points this process has on disk, ascending."""
+        """Tell the scheduler which points this process has on disk, in ascending order."""
         self._report(SavedPoints.of(points, self.stalled_s))
 
     def report_digests(self, digests: Sequence[Digest]) -> None:
@@ -324,11 +324,13 @@ class Agent:
         self._report(Digests.of(digests))
 
     def complete(self, generation: int, step: int, digests: Sequence[Digest]) -> Point:
-        """Wait until every rank's function has returned and its last commit is durable, as this rank's is.
+        """Wait until every rank's function has returned and its last commit is durable.
+
+        This rank's last commit is durable already.
 
         Args:
             generation, step: the last commit's generation and step.
-            digests: as in :meth:`report_digests`, including that of the end.
+            digests: as in :meth:`report_digests`, including the final digest.
 
         Raises:
             GenerationEndedError: a member was lost meanwhile; this rank is needed again.
@@ -344,12 +346,12 @@ class Agent:
 
         Args:
             ask: the call.
-            timeout_s: limit; None: TOPO_TIMEOUT.
+            timeout_s: the time limit; None for TOPO_TIMEOUT.
             is_wait: the answer depends on other processes, so the end of this process's generation ends the wait too.
 
         Raises:
             KeyValueError: this process has too many open calls.
-            KeyValueTimeoutError: no answer; whether a change was made is unknown.
+            KeyValueTimeoutError: there was no answer; it is unknown whether a change was made.
             GenerationEndedError: only with ``is_wait``.
             SameBitsError: the process no longer has a place in the job.
         """
@@ -392,7 +394,7 @@ class Agent:
         self._report(Anomaly(step, printable(text, MAX_ANOMALY_CHARS), is_verdict, comes_again))
 
     def watch(self, node: str, at: Whereabouts) -> bool:
-        """Watch a worker on the same host for death and standstill; return False if it is not visible."""
+        """Watch whether a worker on the same host dies or hangs; return False if it is not visible."""
         if not self._deaths.watch(at):
             return False
         identity = ProcessIdentity.of(at.pid)
@@ -400,14 +402,17 @@ class Agent:
         return True
 
     def speak_last(self, text: str, status: int = 0) -> None:
-        """Report this process's fatal error, with its exit code if the error is this package's."""
+        """Report this process's fatal error, with its exit code if the error is from this package."""
         self._is_dying = True
         self._report(LastWords(text, status))
 
     def leave(self, *, on_purpose: bool, text: str, status: int | None = 0) -> None:
-        """Give up the seat and close the connection: the process exits with this status (None: unknown)."""
+        """Give up the seat and close the connection, because the process exits.
+
+        ``status`` is the process's exit status, or None if unknown.
+        """
         if self._thread.is_alive():
-            if self._over is not None:  # a completed script must not be lost with a scheduler that is away
+            if self._over is not None:  # the scheduler must learn of a completed script, even if it is away now
                 with self._changed:
                     self._changed.wait_for(lambda: not self._is_away, 2 * self._settings.node_timeout_s)
             self._post(Leaving(on_purpose, text, None if status is None else status & 0xFF))
@@ -424,17 +429,20 @@ class Agent:
         self._must_end(error)
 
     def wait_for_end_of_generation(self) -> NoReturn:
-        """Wait until the scheduler ends this generation or the job, as after a difference; raise the error."""
+        """Wait until the scheduler ends this generation or the job; raise the error.
+
+        It does so, for example, after a difference between ranks.
+        """
         self._wait(lambda: None, until_interrupted=True)
         raise AssertionError("nothing else ends that wait")
 
     @property
     def stops_here(self) -> bool:
-        """Return whether the main thread must call :meth:`stop_together` before it trains on."""
+        """Return whether the main thread must call :meth:`stop_together` before it continues."""
         return self._stops and self.commits >= self._stops_after
 
     def stop_together(self) -> None:
-        """Wait, after a commit, until the job ends or until it is known that all ranks stop after a later commit.
+        """Wait, after a commit, until the job ends or all ranks agree on a later commit to stop at.
 
         Raises:
             GenerationEndedError: a member was lost meanwhile; this rank is needed again.
@@ -472,7 +480,7 @@ class Agent:
                 self._changed.wait(left_s)
 
     def _told_to_end(self) -> SameBitsError | None:
-        """Return the error for the main thread to raise, which then ends the process in its own time."""
+        """Return the error for the main thread to raise, and cancel the forced end of the process."""
         if self.must_end is not None:
             self._end_at = None
             faulthandler.cancel_dump_traceback_later()
@@ -493,20 +501,20 @@ class Agent:
         try:
             self._keep_the_seat()
         except BaseException:
-            # Without this thread the main thread would never leave a collective: exit and be replaced.
+            # Without this thread, the main thread would never leave a collective, so exit and be replaced.
             with contextlib.suppress(OSError):  # stderr may be closed
                 os.write(STDERR, traceback.format_exc().encode(errors="backslashreplace"))
             os._exit(1)
 
     def _keep_the_seat(self) -> None:
         self._lonely_at = clock.now_s() + LONELY_S
-        wake_at = self._core.step(Passed(self.step), clock.now_s()).wake_at  # no scheduler may ever answer
+        wake_at = self._core.step(Passed(self.step), clock.now_s()).wake_at  # needed in case no scheduler ever answers
         while not self._left:
             if self.life_sign is not None:
                 self.life_sign.beat()
             self._client.wait(self._pause_s(wake_at))
             self._observe()
-            for event in [self._passed(), *self._arrived()]:  # its messages belong to the present step
+            for event in [self._passed(), *self._arrived()]:  # its messages belong to the current step
                 self._carry_out(self._core.step(event, clock.now_s()))
                 self._left = self._left or isinstance(event, Leaving)
             if not self._left:
@@ -528,7 +536,7 @@ class Agent:
         self._usage = usage  # sent with the next heartbeat
 
     def _observe(self) -> None:
-        """Take the findings of sensors that do not report by themselves."""
+        """Collect and report the findings of sensors that do not report on their own."""
         found: list[Report] = []
         now = clock.now_s()
         if now - self._observed_at >= self._settings.heartbeat_interval_s / 2:
@@ -549,7 +557,10 @@ class Agent:
         return Passed(self.step)
 
     def _pause_s(self, wake_at: float | None) -> float:
-        """Return the seconds to sleep: at most a heartbeat's interval, so ``LifeSign.beat`` shows that Python runs."""
+        """Return the seconds to sleep, at most a heartbeat's interval.
+
+        The limit lets ``LifeSign.beat`` show that Python runs.
+        """
         deadlines = [wake_at, self._end_at, self._lonely_at, self._say_at if self._seat_at is not None else None]
         longest_at = clock.now_s() + self._settings.heartbeat_interval_s
         earliest = min((at for at in deadlines if at is not None), default=longest_at)
@@ -584,7 +595,7 @@ class Agent:
 
     def _notice(self, notice: AgentNotice) -> None:
         if self._is_dying and isinstance(notice, BreakGroup | Waits):
-            return  # its last log line must be its own error
+            return  # the last line of this process's log must be its own error
         match notice:
             case Seated(admitted):
                 self._seat_at = None
@@ -667,11 +678,11 @@ class Agent:
                 self.on_link(True)
 
     def _stop_after(self, agreed: int) -> None:
-        """Stop after the agreed commit; with 0, name the next commit, and let no later one be made until then."""
+        """Stop after the agreed commit; with 0, propose the next commit and do not go beyond it."""
         with self._changed:
             before = self._stops_after
             if not self._stops:
-                self._stops = True  # first: a main thread that has not seen this has counted its commit already
+                self._stops = True  # set first: a main thread that has not seen this has already counted its commit
                 self._stops_after = self.commits + 1
             if agreed and not self._is_stop_agreed:
                 self._stops_after, self._is_stop_agreed = agreed, True
@@ -688,13 +699,16 @@ class Agent:
 
     def _must_end(self, error: SameBitsError) -> None:
         self._end_at = clock.now_s() + END_GRACE_S
-        # Needs no GIL: for a main thread that holds it in C code past the grace.
+        # Needs no GIL, so it also works if the main thread holds the GIL in C code beyond the grace period.
         faulthandler.dump_traceback_later(END_GRACE_S + 2, exit=True, file=STDERR)
-        self.must_end = error  # last: a main thread that sees it cancels both
+        self.must_end = error  # set last: a main thread that sees it cancels both
         self._interrupt(str(error))
 
     def _shut_out(self, text: str) -> None:
-        """Handle a wrong secret: fatal before the first seat; later the scheduler must be at fault."""
+        """Handle a wrong secret, which is fatal only before the first seat.
+
+        After that, the scheduler must be at fault.
+        """
         if self._admitted is None:
             self._must_end(SecretError(text))
         else:
@@ -762,7 +776,7 @@ class Agent:
             )
 
     def _end_stuck(self, text: str) -> None:
-        """End a main thread that holds up the others and would not react to a request."""
+        """End a process whose main thread holds up the others and would not react to a request."""
         log.warn(f"{text}: this process gives up its seat. It is here:")
         faulthandler.dump_traceback(file=STDERR, all_threads=True)
         self._carry_out(self._core.step(Leaving(False, text), clock.now_s()))
@@ -793,7 +807,10 @@ def _why_silent(ask: KeyAsk) -> str:
 
 
 def _place_of(frame: FrameType | None) -> str:
-    """Return a thread's position as `` (train.py:12)``: its outermost frame outside ``threading``."""
+    """Return a thread's position, such as `` (train.py:12)``.
+
+    It is that of the outermost frame outside ``threading``.
+    """
     found = ""
     while frame is not None:
         if frame.f_code.co_filename != threading.__file__:
@@ -803,5 +820,5 @@ def _place_of(frame: FrameType | None) -> str:
 
 
 def share_of(session: str) -> float:
-    """Return the session's share, in (0, 1], of the interval before its first heartbeat."""
+    """Return the share, in (0, 1], of an interval that the session waits before its first heartbeat."""
     return (int(session[:8], 16) + 1) / 16**8

@@ -1,7 +1,7 @@
 """Run a scheduler in a thread of the job's only process, for ``python train.py`` without settings.
 
-A world of one has the same features (journal, commits, checkpoints, restart from the newest point) because it runs the
-same service. The scheduler listens on a free port of loopback and accepts only a secret that is generated on start, so
+A world of size one has the same features (journal, commits, checkpoints, restart from the newest point) because it runs
+the same service. The scheduler listens on a free loopback port and accepts only a secret that is generated at start, so
 only this process can connect.
 """
 
@@ -23,20 +23,21 @@ from samebits.service.status import stored_view
 from samebits.store.durable import move_aside
 
 END_S = 5.0  # for writing the journal's last record
-_TRIES = 3  # another process may take the free port meanwhile
+_TRIES = 3  # another process may bind the free port meanwhile
 
 
 class SchedulerThread:
-    """The scheduler of this process's world of one.
+    """The scheduler of this process's world of size one.
 
     Args:
-        settings: its worker's settings.
+        settings: the worker's settings.
 
     Attributes:
-        settings: the same, with the port and the secret.
+        settings: the same settings, with the port and the secret.
 
     Raises:
-        SameBitsError: the scheduler cannot serve, for example because RECOVERY_PATH is in use or another job's.
+        SameBitsError: the scheduler cannot serve, for example because RECOVERY_PATH is in use or belongs to another
+            job.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -63,7 +64,7 @@ class SchedulerThread:
     def _begin(self) -> None:
         self._error: BaseException | None = None
         self._ended: JobEnded | None = None
-        self._known = threading.Event()  # set once it serves or has failed
+        self._known = threading.Event()  # set once the service is ready or has failed
         self._service = SchedulerService(
             replace(self.settings, role=Role.SCHEDULER), on_ready=self._known.set, is_guest=True
         )
@@ -83,7 +84,10 @@ class SchedulerThread:
             self._known.set()
 
     def close(self, *, is_over: bool) -> None:
-        """Stop the scheduler. ``is_over``: the worker has left and the job may finish; False: it can be resumed."""
+        """Stop the scheduler.
+
+        If ``is_over``, the worker has left and the job may finish first; otherwise, the job can be resumed.
+        """
         if is_over:
             self._thread.join(END_S)
         self._service.abandon()
@@ -94,7 +98,7 @@ def _make_way(settings: Settings) -> None:
     """Move a finished job's folders aside, as every start of a job does.
 
     Raises:
-        StoreError: its checkpoints are in an object store, where nothing can be moved.
+        StoreError: the job's checkpoints are in an object store, where nothing can be moved.
     """
     stored = stored_view(settings.recovery_path) if settings.enable_recovery else None
     if stored is None or not stored.job_finished:

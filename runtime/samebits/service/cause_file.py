@@ -1,4 +1,4 @@
-"""CAUSE_TABLE: a user's own rows of the table of causes, read from a TOML file."""
+"""Read CAUSE_TABLE, a TOML file with a user's own rows for the table of causes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ _AT_LINE = re.compile(r" \(at line (\d+), column \d+\)$")
 
 
 def read_rules(text: str, name: str) -> CauseTable:
-    """Return the table with the rows of this text in front.
+    """Return the table of causes, with the rows of this text first.
 
     Args:
-        name: the file's name for messages.
+        text: the file's content.
+        name: the file's name, for messages.
 
     Raises:
         SettingsError: the text is invalid.
@@ -98,7 +99,7 @@ def _row(row: dict[str, Any], name: str, line: int) -> Row:
 
 
 def _one_of(row: dict[str, Any], key: str, values: dict[str, Any], name: str, line: int) -> Any:
-    """Return the value that the key's word stands for; None if the key is missing."""
+    """Return the value that the key's word selects; None if the key is missing."""
     if key not in row:
         return None
     word = row[key]

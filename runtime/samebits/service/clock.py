@@ -1,7 +1,7 @@
 """The clock of all services: seconds since boot, comparable between processes of the same boot.
 
-The boot clock continues while a machine sleeps and never jumps; a journal stores its readings with ``boot_id``.
-Containers of one machine may each see it shifted (time_namespaces(7)); then they have no common clock.
+The boot clock continues while a machine sleeps and never jumps; a journal stores its readings with ``boot_id``. In
+containers, the clock may be shifted (time_namespaces(7)); then the containers of one machine have no common clock.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 
 
 def now_s() -> float:
-    """Return seconds of the boot clock."""
+    """Return the boot clock's reading in seconds."""
     return time.clock_gettime(_CLOCK)
 
 
 def boot_id(process: Path = Path("/proc/self")) -> str:
-    """Return an id of the boot, and of any clock shift; unique if the machine provides none.
+    """Return an id of the boot and of any clock shift; a unique one if the machine provides none.
 
     Args:
         process: this process's folder in /proc; another one only in tests.
@@ -30,7 +30,7 @@ def boot_id(process: Path = Path("/proc/self")) -> str:
 
 
 def _shift(offsets: Path) -> str:
-    """Return the shift of this process's boot clock; "" if there is none or the kernel knows none."""
+    """Return the shift of this process's boot clock; "" without a shift or kernel support."""
     try:
         shifts = {words[0]: words[1:] for words in map(str.split, offsets.read_text().splitlines()) if words}
     except OSError:

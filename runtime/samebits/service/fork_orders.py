@@ -1,7 +1,7 @@
-"""Messages between a zygote and the process that orders forks: one order, one answer.
+"""Exchange messages between a zygote and the process that orders forks.
 
-The messages are exchanged over a pair of connected sockets. Datagrams keep each order atomic, and carry the descriptor
-of the log. ``training.zygote`` forks; ``launcher.supervising`` orders.
+Each order gets one answer, over a pair of connected sockets. Datagrams keep each order atomic, and carry the descriptor
+of the log. ``training.zygote`` forks; ``launcher.supervising`` sends the orders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ READY = "ready"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A process to fork: like ``python script args`` in ``folder``, with this environment."""
+    """A process to fork, equivalent to ``python script args`` in ``folder`` with this environment."""
 
     folder: str
     interpreter: str
@@ -32,7 +32,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class ForkResult:
-    """The pid of the new process, or 0 with the reason."""
+    """The pid of the new process, or 0 and the reason."""
 
     pid: int
     text: str = ""
@@ -54,13 +54,17 @@ def send_order(link: socket.socket, order: Order, log: int) -> None:
     """
     environment = {os.fsencode(name): os.fsencode(text) for name, text in order.environment.items()}
     words = [os.fsencode(one) for one in (order.folder, order.interpreter, order.script, *order.args)]
-    packed = msgpack.packb([words, environment])  # bytes: independent of either side's locale
+    packed = msgpack.packb([words, environment])  # as bytes, independent of either side's locale
     rights = array.array("i", [log])
     link.sendmsg([packed], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
 
 
 def receive_order(link: socket.socket) -> tuple[Order, int] | None:
-    """Wait for the next order and its log, which the caller closes; None once the other end is closed."""
+    """Wait for the next order and its log's descriptor, which the caller closes.
+
+    Returns:
+        None once the other end is closed.
+    """
     try:
         packed, descriptors, _, _ = socket.recv_fds(link, MAX_BYTES, 1)
     except ConnectionResetError:  # closed with unread data
@@ -74,7 +78,7 @@ def receive_order(link: socket.socket) -> tuple[Order, int] | None:
 
 
 def send_answer(link: socket.socket, answer: ForkResult) -> None:
-    """Answer an order, or announce readiness (``READY``); lost if the other end is closed."""
+    """Answer an order, or announce readiness (``READY``); ignored if the other end is closed."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         link.send(msgpack.packb([answer.pid, answer.text]))
 

@@ -1,4 +1,4 @@
-"""This process's identity on its host (host, pid, start time) and its replacement proof."""
+"""Describe this process on its host, and prove that it replaces a worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from samebits.store.process_identity import ProcessIdentity, host_id
 
 
 def proof_for(settings: Settings, node: str, session: str) -> bytes:
-    """Return the proof of this session of this node; b"" for no replacement or without a token.
+    """Return the proof that this session may replace the node's process.
+
+    The proof is empty if the process is no replacement or there is no token.
 
     Raises:
         StoreError: the files in LOG_DIR cannot be trusted.

@@ -1,7 +1,7 @@
-"""Read the job's journal as records, or write a new one for a job that lost its journal and processes.
+"""Read the job's journal as records, or write a new one for a job that lost its journal.
 
-A new journal is one atomic group of records and never replaces an existing one. The caller has found and verified the
-restore point in it.
+A new journal is one atomic group of records and never replaces an existing journal. The caller has found and verified
+the restore point in it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ LOOK_PATIENCE_S = 1.0
 def gateway_of(
     settings: Settings, on_wait: Callable[[str], object], patience_s: float = COMMAND_PATIENCE_S
 ) -> EtcdGateway | None:
-    """Return a client of the etcd that holds the job's journal; None if its folder does, or it has none.
+    """Return a client of the etcd that holds the job's journal.
 
     Args:
         settings: the job's settings.
         on_wait: called with a sentence while the etcd does not answer.
-        patience_s: how long the etcd may give no answer.
+        patience_s: how long the etcd may take to answer.
+
+    Returns:
+        None if the journal is in a folder, or the job has no journal.
 
     Raises:
         SettingsError: the files for TLS cannot be used.
@@ -52,7 +55,7 @@ def gateway_of(
 
 
 def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:
-    """Bring RECOVERY_PATH's copy of a journal in an etcd up to date, unless a scheduler here is writing it.
+    """Update RECOVERY_PATH's copy of a journal in an etcd, unless a scheduler here is writing it.
 
     Args:
         settings: the job's settings, with absolute folders.
@@ -60,7 +63,7 @@ def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:
 
     Raises:
         JournalDamagedError: the data in the etcd is not a journal.
-        StoreError: the etcd or the disk refuses.
+        StoreError: the etcd or the disk reports an error.
     """
     gateway = gateway_of(settings, on_wait)
     if gateway is None:
@@ -78,7 +81,7 @@ def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:
 
 
 def outage(settings: Settings) -> str:
-    """Return a sentence if the job's journal is in an etcd that does not answer now, otherwise ""."""
+    """Return a sentence if the job's journal is in an etcd that does not answer now, else ""."""
     gateway = gateway_of(settings, lambda _: None, LOOK_PATIENCE_S)
     if gateway is None:
         return ""
@@ -91,10 +94,10 @@ def outage(settings: Settings) -> str:
 
 
 def served_by(settings: Settings, on_wait: Callable[[str], object]) -> str:
-    """Describe the live scheduler that serves the job whose journal lies in an etcd; "" if there is none.
+    """Describe the live scheduler of a job whose journal is in an etcd; "" if there is none.
 
     Raises:
-        StoreError: the etcd does not answer, or refuses.
+        StoreError: the etcd does not answer, or refuses the request.
     """
     gateway = gateway_of(settings, on_wait)
     if gateway is None:
@@ -109,19 +112,19 @@ def refresh_folder(recovery_path: Path, gateway: EtcdGateway) -> None:
 
     Raises:
         JournalDamagedError: the data in the etcd is not a journal.
-        StoreError: the etcd or the disk refuses.
+        StoreError: the etcd or the disk reports an error.
     """
     refresh_copies(recovery_path, gateway)
     refresh_copy(recovery_path, gateway)
 
 
 def clear(settings: Settings, role: str, on_wait: Callable[[str], object]) -> None:
-    """Remove a job from the etcd once the folder with its copy was moved aside.
+    """Remove a job from the etcd, after the folder with its copy was moved aside.
 
-    A scheduler of that job that is still alive is superseded first, so that it writes nothing more.
+    If a scheduler of that job is still alive, it is superseded first, so that it writes nothing more.
 
     Raises:
-        StoreError: the etcd refuses.
+        StoreError: the etcd does not answer, or refuses the request.
     """
     gateway = gateway_of(settings, on_wait)
     if gateway is not None:
@@ -130,7 +133,7 @@ def clear(settings: Settings, role: str, on_wait: Callable[[str], object]) -> No
 
 
 def history_of(recovery_path: Path, payloads: Sequence[bytes]) -> list[Record]:
-    """Return the records in the order in which they were written.
+    """Decode the journal's records, in the order in which they were written.
 
     Raises:
         JournalDamagedError: a record is unknown to this version.
@@ -155,7 +158,7 @@ def written_term(recovery_path: Path) -> int:
 
 
 def has_finished(recovery_path: Path) -> bool:
-    """Return whether the job in the folder's journal is finished; raises as :func:`written_term`."""
+    """Return whether the job in the folder's journal is finished. Raises like :func:`written_term`."""
     return _state_in(recovery_path).finished
 
 
@@ -169,13 +172,13 @@ def begin_from(settings: Settings, job: str, point: Point, top: int) -> None:
 
     Args:
         settings: the job's settings.
-        job: its id, as stated in its points.
-        point: held by every rank, and verified.
+        job: the job's id, as stated in its points.
+        point: the restore point, which every rank holds and which was verified.
         top: the highest generation of any point found.
 
     Raises:
         LockedError: a scheduler is writing there.
-        StoreError: a journal exists, or the disk refuses.
+        StoreError: a journal exists, or the disk reports an error.
     """
     path = settings.recovery_path
     with DirectoryLock(path, "samebits recover"):

@@ -1,4 +1,4 @@
-"""Log lines of our processes: one line per event, with the time and the process's name."""
+"""Log one line per event, with the time and the process's name."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _hushed: set[int] = set()
 
 
 def set_up(speaker: str) -> None:
-    """Log ``time samebits <speaker>: text`` to stderr, unless the user has set up the logger."""
+    """Log lines ``time samebits <speaker>: text`` to stderr, unless the user has set up the logger."""
     if LOGGER.handlers and not isinstance(LOGGER.handlers[0], _Handler):
         return
     handler = _Handler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s samebits {speaker}: %(message)s", "%Y-%m-%d %H:%M:%S"))
     LOGGER.handlers[:] = [handler]
     LOGGER.propagate = False
-    if LOGGER.level != logging.INFO:  # setting it walks all loggers of the process, and torch has hundreds
+    if LOGGER.level != logging.INFO:  # setting the level visits all loggers of the process, and torch has hundreds
         LOGGER.setLevel(logging.INFO)
 
 
@@ -55,10 +55,13 @@ def tell(events: Sequence[tuple[int, str]]) -> None:
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Our handler: replaced by a second setup, and able to write thousands of lines at once."""
+    """The handler of :func:`set_up`, which replaces it if called again.
+
+    It can write thousands of lines at once.
+    """
 
     def write_lines(self, texts: Sequence[str]) -> None:
-        """Write these lines with the time of the first; like ``emit``, survive a failing stream."""
+        """Write these lines, all with the current time; like ``emit``, survive a failing stream."""
         if not texts:
             return
         record = LOGGER.makeRecord(LOGGER.name, logging.INFO, "", 0, "", (), None)

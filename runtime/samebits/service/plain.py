@@ -1,11 +1,11 @@
-"""Plain mode: run a script that does not use SameBits, in a process that holds its seat.
+"""Run a script that does not use SameBits (plain mode), in a process that holds its seat.
 
 This launcher of one worker registers, starts the script with torchrun's environment (RANK, LOCAL_RANK, WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT), and starts it again in the next generation when a member is lost. Losses are handled as for
-every worker (spares, cool-down, journal, first cause), but the script's own checkpoint decides where it resumes.
+MASTER_ADDR, MASTER_PORT), and restarts it in the next generation when a member is lost. Losses are handled as for every
+worker (spares, cool-down, journal, first cause), but the script's own checkpoint decides where it resumes.
 
-Script and launcher never outlive each other: if a signal kills the script, the launcher dies of the same signal, and
-the kernel kills the script with its launcher (prctl(2), PR_SET_PDEATHSIG).
+The script and the launcher never outlive each other: if a signal kills the script, the launcher dies from the same
+signal, and the kernel kills the script when its launcher dies (prctl(2), PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from samebits.service.scheduler_address import address_towards
 from samebits.store.child_processes import tied
 from samebits.store.process_identity import ProcessIdentity
 
-LOOK_S = 0.5  # for changes that no descriptor reports: members that come or go
+LOOK_S = 0.5  # how often to check for changes that no descriptor reports: members that join or leave
 BLAME_S = 5.0  # how long to wait, after a script failed, for news that another rank's death was the reason
 LEFT_STATUS = 143
 _FINISHED = b"plain"
@@ -49,11 +49,11 @@ class PlainRun:
         self._descriptor = os.pidfd_open(self._process.pid)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable once the script has ended."""
+        """Return a descriptor that becomes readable when the script has ended."""
         return self._descriptor
 
     def status(self) -> int | None:
-        """Return the script's status as subprocess does: negative for a signal, None while it runs."""
+        """Return the script's status as in subprocess: negative for a signal, None while it runs."""
         return self._process.poll()
 
     def end(self, grace_s: float) -> None:
@@ -112,7 +112,7 @@ class Launcher:
         while not self._is_asked_to_leave:
             place = self._agent.enter(Holdings((), own_parts=False, numerics=()))
             if not isinstance(place, GenerationStarted):
-                return 0  # it finished while this process was away
+                return 0  # the job finished while this process was away
             try:
                 status = self._run_generation(place)
             except GenerationEndedError as ended:
@@ -126,7 +126,7 @@ class Launcher:
         """Run the script once; return its status, or None if this process has to leave.
 
         Raises:
-            GenerationEndedError: a member was lost, and the script was ended to start again.
+            GenerationEndedError: a member was lost, and the script was ended so that it can be restarted.
         """
         agent = self._agent
         agent.publish(place.generation, self._store_address().encode() if place.rank == 0 else b"")
@@ -158,7 +158,7 @@ class Launcher:
             if status is not None and (status <= 0 or (blame_until is not None and blame_until <= time.monotonic())):
                 return status
             if status is not None and blame_until is None:
-                # Another rank's death may be the reason, which is known a moment later.
+                # The reason may be another rank's death, which becomes known a moment later.
                 blame_until = time.monotonic() + BLAME_S
                 poll.unregister(script.fileno())
             poll.poll(LOOK_S * 1000)
@@ -169,7 +169,7 @@ class Launcher:
         return None
 
     def _environment(self, place: GenerationStarted, host: str, port: str) -> dict[str, str]:
-        """Return this process's environment, extended by torchrun's variables."""
+        """Return this process's environment with torchrun's variables added."""
         environment = config.whole_environment()
         for name in _OF_THE_LAUNCHER:
             environment.pop(name, None)
@@ -205,7 +205,7 @@ class Launcher:
         self._wake()
 
     def _die_of(self, number: int) -> None:
-        """Die of the script's signal, so that observers of this process see the same cause."""
+        """Die from the script's signal, so that observers of this process see the same cause."""
         log.say(f"the script was killed by signal {number}; this process ends the same way")
         signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), number)
@@ -213,7 +213,7 @@ class Launcher:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the launcher of one worker for this command, configured by the environment."""
+    """Run the launcher of one worker with this command, configured by the environment."""
     settings, warnings = config.read()
     if settings.role is not Role.WORKER:
         raise SettingsError(["ROLE: this command holds a worker's seat. Fix: call `samebits run --plain`"])

@@ -1,7 +1,7 @@
-"""Keep PROBE_FILE up to date: a thread records every second that this process lives.
+"""Keep PROBE_FILE up to date, in a thread that records every second that this process is alive.
 
-``store.probe_note`` defines the content. The thread needs the interpreter as training does, so a process that stands
-still, or whose interpreter is held by C code, stops updating the file.
+``store.probe_note`` defines the content. Like training, the thread needs the interpreter, so the file is no longer
+updated if the process is stopped or C code holds the GIL.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ INTERVAL_S = 1.0
 
 
 class ProbeBeat:
-    """This process's note in PROBE_FILE, from now until it ends.
+    """Writes this process's note in PROBE_FILE from now until the process ends.
 
     Args:
-        path: PROBE_FILE; None: nothing is written.
+        path: PROBE_FILE; None to write nothing.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -39,7 +39,7 @@ class ProbeBeat:
             atexit.register(self._end)
 
     def ready(self) -> None:
-        """Mark the process as ready: it has its place in the job."""
+        """Mark the process as ready, because it has its place in the job."""
         self._state = ProbeState.READY
         self._write()
 

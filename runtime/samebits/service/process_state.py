@@ -1,10 +1,11 @@
-"""Observe the processes of this host from outside: their state, their last activity, and their end.
+"""Observe processes on this host from outside: their state, their last activity, and their end.
 
 - :class:`LifeSign`, :class:`DeathWatch`: a robust mutex (pthread_mutexattr_setrobust(3)) that a process holds while it
-  lives. The kernel hands it on before it frees a killed process's memory (44 ms a GB) and closes its connections. It is
-  in an unnamed file (memfd_create(2)) that others open through /proc, so nothing has to be removed.
+  lives. The kernel passes the mutex on before it frees a killed process's memory (44 ms per GB) and closes its
+  connections. The mutex is in an unnamed file (memfd_create(2)) that others open through /proc, so nothing has to be
+  removed.
 - :func:`look`: the kernel's state of a process, and when its control thread last ran Python.
-- :class:`ProcessObserver`: chooses the silent workers of this host to report to a scheduler, perhaps on another host.
+- :class:`ProcessObserver`: chooses this host's silent workers to report to a scheduler, perhaps on another host.
 
 ``core.hangs`` interprets the observations.
 """
@@ -28,7 +29,7 @@ from samebits.store.process_identity import ProcessIdentity
 
 _NAME = "samebits-life-sign"
 _SIZE_BYTES = 4096
-_MUTEX_BYTES = 64  # glibc's has 40 or 48; the session follows
+_MUTEX_BYTES = 64  # glibc's mutex has 40 or 48; the session follows
 _BEAT_AT = 256
 _BEAT = struct.Struct("d")
 _HARMLESSLY = os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK  # the pid may be reused by now
@@ -47,7 +48,7 @@ class Whereabouts(Value, frozen=True):
 
 
 class LifeSign:
-    """The sign of life of this process, held by a thread whose end is that of the process.
+    """The sign of life of this process, held by a thread that ends only with the process.
 
     Raises:
         OSError: the kernel does not support such files.
@@ -68,28 +69,34 @@ class LifeSign:
 
     @classmethod
     def if_possible(cls, host: str, session: str) -> LifeSign | None:
-        """Return the sign; None without kernel support, when a closed connection shows a death instead."""
+        """Return the sign, or None without kernel support.
+
+        Without a sign, only a closed connection shows a death.
+        """
         try:
             return cls(host, session)
         except (AttributeError, OSError):
             return None
 
     def hold(self) -> None:
-        """Hold the sign: the end of the calling thread counts as the process's death from now on."""
-        # The kernel reads the lock when the thread ends, so the interpreter's end must not unmap it before.
+        """Hold the sign, so that the end of the calling thread counts as the process's death."""
+        # The kernel reads the lock when the thread ends, so the interpreter must not unmap it before that.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._mutex))
         _libc.pthread_mutex_lock(self._mutex)
 
     def beat(self) -> None:
-        """Record that the control thread runs Python now, for ``quiet_s`` in other processes."""
+        """Record, for ``quiet_s`` in other processes, that the control thread runs Python now."""
         _BEAT.pack_into(self._mapped, _BEAT_AT, clock.now_s())
 
     def beat_no_more(self) -> None:
-        """Stop beating: the control thread ends, which says nothing about the process."""
+        """Stop beating, because the end of the control thread says nothing about the process."""
         _BEAT.pack_into(self._mapped, _BEAT_AT, 0.0)
 
     def give_up(self) -> None:
-        """Release the sign, once, in the thread that holds it; the process's end then does not count as a death."""
+        """Release the sign, so that the process's end does not count as a death.
+
+        Call this only once, in the thread that holds the sign.
+        """
         _libc.pthread_mutex_unlock(self._mutex)
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._mutex))
         os.close(self.whereabouts.descriptor)
@@ -99,7 +106,7 @@ class WatchedSign:
     """Another process's sign of life, opened by this process.
 
     Raises:
-        OSError: the sign is missing or another session's, because the process is gone or in another container.
+        OSError: the sign is missing or belongs to another session, because the process is gone or in another container.
     """
 
     def __init__(self, at: Whereabouts) -> None:
@@ -115,10 +122,10 @@ class WatchedSign:
         self._mutex = _mutex_in(self._mapped)
 
     def wait_for_death(self) -> bool:
-        """Block until that process has died (True) or has released its sign."""
+        """Block until the process has died (return True) or has released its sign (return False)."""
         found = _libc.pthread_mutex_lock(self._mutex)
         if found in (0, errno.EOWNERDEAD):
-            _libc.pthread_mutex_unlock(self._mutex)  # not made consistent, so that other waiters are notified too
+            _libc.pthread_mutex_unlock(self._mutex)  # not marked consistent, so that other waiters are notified too
         return found in (errno.EOWNERDEAD, errno.ENOTRECOVERABLE)
 
 
@@ -152,7 +159,7 @@ class DeathWatch:
 
 
 def quiet_s(pid: int) -> float | None:
-    """Return seconds since the process's control thread last ran Python; None if unknown."""
+    """Return the seconds since the process's control thread last ran Python; None if unknown."""
     try:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             if _is_a_sign(entry):
@@ -163,7 +170,7 @@ def quiet_s(pid: int) -> float | None:
                     os.close(descriptor)
                 age_s = clock.now_s() - beat_at
                 return age_s if beat_at > 0 and age_s >= 0 else None
-    except (OSError, struct.error):  # another user's process, gone, or without our sign
+    except (OSError, struct.error):  # the process belongs to another user, is gone, or has no sign
         return None
     return None
 
@@ -221,16 +228,16 @@ def _line(file: Path) -> str:
 
 
 MOST_LOOKS = 64
-"""Processes examined in one round."""
+"""The maximum number of processes examined in one round."""
 LOOKS_A_LEASE = 4
 
 
 class ProcessObserver:
-    """One observer's schedule of examinations.
+    """Examines processes at an interval that depends on the lease.
 
     Args:
         lease_s: NODE_TIMEOUT.
-        see: examines a process.
+        see: examines one process.
     """
 
     def __init__(self, lease_s: float, see: Callable[[ProcessIdentity], ProcessState | None] = look) -> None:
@@ -238,7 +245,7 @@ class ProcessObserver:
         self._due_at = float("-inf")
 
     def look(self, here: Mapping[str, ProcessIdentity], now: float) -> list[status.ForHistory]:
-        """Return the reports on these processes (by node) that are due. May be called at any rate."""
+        """Return the reports on these processes (by node) that are due; may be called at any rate."""
         if now < self._due_at:
             return []
         self._due_at = now + self._lease_s / LOOKS_A_LEASE

@@ -1,8 +1,8 @@
 """Run a host's relay: one connection to the scheduler for all ranks of the host.
 
-A relay reads nothing but the names of the connections. It packs what its ranks send into frames, and copies what the
-scheduler sends to them (``net.relaying``). It keeps no state that outlives a connection, so it may be killed, stopped
-and started again at any time: its ranks train on, and attach elsewhere.
+A relay reads nothing but the names of the connections. It packs its ranks' messages into frames, and copies the
+scheduler's messages to the ranks (``net.relaying``). It keeps no state that outlives a connection, so it may be killed,
+stopped and restarted at any time: its ranks continue training and connect elsewhere.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from samebits.service.scheduling.unknown_peers import UnknownPeers
 LOOK_S = 1.0  # how often silent connections are checked, if nothing arrives
 CONNECTIONS_A_RANK = 2
 OVERHEAD_BYTES = 80
-"""Most bytes that a frame needs for a message besides its body: the session, and msgpack's lengths."""
+"""The most bytes that a message takes in a frame besides its body: the session, and msgpack's lengths."""
 
 
 class Sealed:
-    """The wire between a relay and its ranks: their messages as they are."""
+    """The wire format between a relay and its ranks, which leaves messages unchanged."""
 
     def pack(self, value: object) -> bytes:
         """Return the bytes unchanged."""
@@ -55,7 +55,7 @@ class Sealed:
         """Return the bytes unchanged.
 
         Raises:
-            ProtocolError: they do not fit into a frame.
+            ProtocolError: the bytes do not fit into a frame.
         """
         most = min(max_bytes, MAX_RELAYED_BYTES)
         if len(packed) > most:
@@ -76,8 +76,8 @@ class RelayService:
 
     Raises:
         UsageError: SCHED_HOST names no relay.
-        ListenError: the relay's address cannot be listened on.
-        SettingsError: CLUSTER_SECRET_FILE holds no usable secret, or one is required to listen there.
+        ListenError: the relay cannot listen on its address.
+        SettingsError: CLUSTER_SECRET_FILE contains no usable secret, or a secret is required to listen there.
     """
 
     def __init__(self, settings: Settings, linger_s: float | None = None) -> None:
@@ -123,7 +123,7 @@ class RelayService:
         self._waker.wake()
 
     def serve(self) -> None:
-        """Carry messages until ``stop`` is called."""
+        """Relay messages until ``stop`` is called."""
         log.say(f"relay for this host's workers, listening on {self._where}")
         try:
             while not self._stops:
@@ -171,7 +171,7 @@ class RelayService:
                     log.warn(text)
 
     def _deliver(self, delivery: RelayedMessage) -> None:
-        """Send a message to each of its ranks; without stamps it is a welcome."""
+        """Send a message to each rank that it names; a message without stamps is a welcome."""
         if not delivery.stamps:
             self._tell(delivery.sessions, delivery.body)
             return

@@ -1,7 +1,7 @@
-"""Look up the addresses of the scheduler's hosts, and the local address towards them.
+"""Look up the addresses of the scheduler's hosts, and the local address that reaches them.
 
 A name may lose its address for a while (a Kubernetes Service has none while its pod is away). So the first look-up
-waits for one, and later ones remember it. ZeroMQ looks names up itself at each attempt to connect.
+waits for an address, and later ones fall back on the last known one. ZeroMQ resolves names at each attempt to connect.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ ResolvedAddress = tuple[socket.AddressFamily, Any]
 
 
 def wait_for_name(settings: Settings) -> None:
-    """Wait until SCHED_HOST is an address or a name that has one, for at most TOPO_TIMEOUT.
+    """Wait, at most TOPO_TIMEOUT, until SCHED_HOST is an address or a name that has one.
 
-    One of several hosts is enough; a file must exist and name one.
+    One of several hosts is enough; a file must exist and name a host.
 
     Raises:
         SchedulerUnreachableError: no host has an address after that time.
@@ -56,31 +56,31 @@ def wait_for_name(settings: Settings) -> None:
 def addresses_of(host: str, port: int) -> frozenset[tuple[str, int]]:
     """Return all addresses of the scheduler's hosts with their ports.
 
-    The last known addresses replace those of a name that has none at present.
+    For a name that currently has no address, the last known ones are returned.
 
     Args:
         host: SCHED_HOST.
         port: SCHED_PORT.
 
     Raises:
-        socket.gaierror: no host ever had an address in this process.
+        socket.gaierror: no host has had an address since this process started.
     """
     return frozenset((str(address[0]), int(address[1])) for _, address in _of_every(host, port))
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return the local address from which this machine reaches ``host``, and its peers reach it.
+    """Return the local address from which this machine reaches ``host``, for use by its peers.
 
-    The first reachable one of several hosts counts, wherever the scheduler runs, so that the group stays in one network
-    when the scheduler moves.
+    Of several hosts, the first reachable one counts, wherever the scheduler runs, so that the group stays in one
+    network when the scheduler moves.
 
     Args:
         host: SCHED_HOST.
         port: SCHED_PORT.
 
     Raises:
-        socket.gaierror: the name never had an address in this process.
-        OSError: there is no route to it.
+        socket.gaierror: the name has had no address since this process started.
+        OSError: there is no route to the host.
     """
     *others, last = _of_every(host, port)
     for found in others:
@@ -107,7 +107,7 @@ def _own_address(towards: ResolvedAddress) -> str:
 
 
 def _why_unknown(settings: Settings) -> str:
-    """Return why there is no address to connect to; "" if there is one."""
+    """Return the reason why there is no address to connect to; "" if there is one."""
     try:
         named = addresses_now(settings.sched_host, settings.sched_port)
     except NotHostsError as error:
@@ -151,7 +151,7 @@ def _named(host: str, port: int) -> tuple[SchedulerAddress, ...]:
 
 @functools.cache
 def _last_named(host: str, port: int) -> list[SchedulerAddress]:
-    """Return the last known hosts; empty at first."""
+    """Return the mutable, cached list of the last known hosts; empty at first."""
     return []
 
 
@@ -174,16 +174,16 @@ def _look_up(host: str, port: int) -> list[ResolvedAddress]:
 
 @functools.cache
 def _last_known(host: str, port: int) -> list[ResolvedAddress]:
-    """Return the name's last known addresses; empty at first."""
+    """Return the mutable, cached list of the name's last known addresses; empty at first."""
     return []
 
 
 def listening_place(settings: Settings, held: Collection[tuple[str, int]] = frozenset()) -> Listening:
-    """Return where to listen: SCHED_BIND, else the local addresses of SCHED_HOST.
+    """Return where to listen: on SCHED_BIND if set, else on the local addresses of SCHED_HOST.
 
     Args:
         settings: the job's settings.
-        held: addresses on which this process listens already.
+        held: addresses on which this process is already listening.
     """
     place = listening(settings.sched_host, settings.sched_port, settings.sched_bind, held)
     require_secret(place.addresses, settings)

@@ -1,8 +1,8 @@
 """Read the stacks of another process's threads, even while it sleeps, waits or holds the GIL.
 
 Python's fault handler writes all stacks from a signal handler in C, so the process need not run any Python. It writes
-to memory that only that process holds and only its user can open, so no file is left behind. The signal would end a
-process that does not expect it, so it is sent only if the kernel reports a handler.
+to memory that belongs to that process and that only its user can open, so no file is left behind. The signal would end
+a process that does not handle it, so it is sent only if the kernel reports a handler.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _channel: int | None = None
 
 
 class NoStackReason(enum.Enum):
-    """Reason for a missing answer."""
+    """The reason for a missing answer."""
 
     GONE = "the process is gone"
     NO_CHANNEL = "it has no channel for stack requests, or belongs to another user"
@@ -44,14 +44,17 @@ class NoStackReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StackDump:
-    """The stacks of one process, as Python's fault handler writes them, or why there are none."""
+    """The stacks of one process, as written by Python's fault handler, or why there are none."""
 
     text: str = ""
     silence: NoStackReason | None = None
 
 
 def report_crashes() -> None:
-    """Make a crash in compiled code write all threads' Python lines to the log, unless that is set up already."""
+    """Make a crash in compiled code write all threads' Python stacks to the log.
+
+    An existing set-up of the fault handler is not changed.
+    """
     if not faulthandler.is_enabled():
         faulthandler.enable(file=_STDERR, all_threads=True)
 
@@ -65,7 +68,7 @@ def open_channel() -> bool:
         _channel = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         fcntl.fcntl(_channel, fcntl.F_SETFL, os.O_APPEND)  # the asking process truncates it first
         faulthandler.register(_SIGNAL, file=_channel, all_threads=True)
-    except (OSError, RuntimeError):  # no descriptor, or a sandbox: stacks cannot be read, and nothing else is affected
+    except (OSError, RuntimeError):  # no descriptor, or a sandbox: only reading stacks is affected
         return False
     return True
 
@@ -119,7 +122,7 @@ def _state(pid: int) -> str:
 
 
 def _answer(memory: int) -> str:
-    """Return the written text once no more arrives."""
+    """Return the text in the memory once no more arrives."""
     began = grown_at = time.monotonic()
     size = 0
     while (now := time.monotonic()) - began < ANSWER_S and not (size and now - grown_at >= _QUIET_S):

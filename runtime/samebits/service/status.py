@@ -1,8 +1,8 @@
-"""Make a job's state for followers, ``samebits status`` and the status page, and the messages that carry it.
+"""Describe a job's state for followers, ``samebits status`` and the status page.
 
-A :class:`~samebits.account.job_view.JobView` comes from the running scheduler's core or, without one, from the journal.
-For transfer it is compressed, with lists of nodes by columns: ten thousand workers take 71 kB instead of 1.9 MB of
-plain JSON. The module also makes the messages that followers send.
+A :class:`~samebits.account.job_view.JobView` comes from the running scheduler's core or, without a scheduler, from the
+journal. For transfer, it is compressed, with lists of nodes stored by column: ten thousand workers take 71 kB instead
+of 1.9 MB of plain JSON. The module also creates the messages that followers send.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from samebits.store.process_identity import ProcessIdentity, host_id
 LISTED_WORKERS = 64  # a pushed snapshot lists nodes only up to this many
 
 SHOWN_LOSSES = 3
-MAX_SNAPSHOT_BYTES = 256 << 20  # of its JSON
+MAX_SNAPSHOT_BYTES = 256 << 20  # size of the uncompressed JSON
 
 ForHistory: TypeAlias = OperatorDecision | ProcessEnded | ProcessSeen | Restarting
 """A follower's reports to its job's scheduler."""
 
 
 def snapshot(core: SchedulerCore, *, whole: bool) -> JobView:
-    """Return the job's state from a running core; ``whole`` lists workers in any number."""
+    """Return the job's state from a running core; with ``whole``, list any number of workers."""
     state, phase, policy = core.state, core.phase(), core.policy
     nodes = _nodes(state, lambda seat: _live_node(core, seat))
     is_ending = phase == "ending" and not state.finished and state.interruptions
@@ -88,7 +88,7 @@ def snapshot(core: SchedulerCore, *, whole: bool) -> JobView:
 def stored_view(recovery_path: Path) -> JobView | None:
     """Return the job's state from the journal, read without its lock; None without a job.
 
-    ``step`` is the highest that the journal proves. ``alive`` counts seats, since no process was asked.
+    ``step`` is the highest step that the journal proves. ``alive`` counts seats, since no process was examined.
 
     Raises:
         JournalDamagedError: the journal cannot be read.
@@ -120,7 +120,7 @@ def stored_view(recovery_path: Path) -> JobView | None:
 
 
 def seen_view(recovery_path: Path) -> JobView | None:
-    """Return the state from the journal for people, with the state of each process as this host sees it.
+    """Return the state from the journal, with each process's state as seen from this host.
 
     Raises:
         JournalDamagedError: the journal cannot be read.
@@ -130,10 +130,10 @@ def seen_view(recovery_path: Path) -> JobView | None:
 
 
 def looked_at(view: JobView) -> JobView:
-    """Return a journal's state with the state of each process as this host sees it.
+    """Add each process's state, as seen from this host, to a state from the journal.
 
-    A journal knows seats. A seat that was held when the scheduler ended says nothing about its process, so it becomes
-    GONE if exactly that process has ended here, and UNKNOWN if it is another host's.
+    A journal records seats. A seat that was held when the scheduler ended says nothing about its process, so it becomes
+    GONE if exactly that process has ended on this host, and UNKNOWN if the process belongs to another host.
     """
     if not view.from_journal:
         return view
@@ -158,20 +158,20 @@ def _looked_at(node: WorkerView) -> WorkerView:
 
 
 def question(*, follow: bool) -> StatusQuery:
-    """Return a request for one snapshot or, with ``follow``, for one now and one after each change."""
+    """Return a request for one snapshot; with ``follow``, also for one after each change."""
     return StatusQuery(follow)
 
 
 def stop_request(by: str, status: int = 0, *, at_commit: bool = False) -> StopJob:
     """Return a request to end the job gracefully; ``by`` is shown to all processes.
 
-    ``by`` may be the whole text of an exception, so it is cut to the line that a scheduler accepts.
+    ``by`` may be the full text of an exception, so it is shortened to the line that a scheduler accepts.
     """
     return StopJob(printable(by, MAX_STOPPED_BY, IN_LOGS), status, at_commit)
 
 
 def decision(text: str, drain: Sequence[str] = ()) -> OperatorDecision:
-    """Return a decision for the job's history, with the nodes that it asks to leave."""
+    """Return a decision for the job's history, with the nodes that are asked to leave."""
     return OperatorDecision(printable(text, MAX_DECISION, IN_LOGS), tuple(drain)[:MAX_ITEMS])
 
 
@@ -271,7 +271,7 @@ class _Nodes(NamedTuple):
 
 
 def _world(state: JobState, nodes: _Nodes, wanted: int, least: int, most: int) -> dict[str, Any]:
-    """Return the world's size and its present members.
+    """Return the world's size and its current members.
 
     The size is ``wanted`` (WORKER_NUM) for a world of fixed size and before the first generation.
     """
@@ -293,7 +293,7 @@ def _alive(nodes: Sequence[WorkerView]) -> int:
 
 
 def _nodes(state: JobState, told: Callable[[Seat], WorkerView]) -> _Nodes:
-    """Return the members by slot, the spares in order of arrival, and nodes whose slot was given away.
+    """Return the members by slot, the spares in order of arrival, and nodes that lost their slot.
 
     Once a spare has taken another node's place, node ids no longer equal slots.
     """

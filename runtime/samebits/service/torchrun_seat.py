@@ -1,12 +1,12 @@
-"""Recover a ported script under torchrun without torchrun: its process becomes a keeper, whose child trains.
+"""Recover a ported script that torchrun started, without restarts by torchrun's agents.
 
-torch's agents restart all workers of a job if one process of theirs ends. So ``samebits.init()`` replaces the agent's
-child by ``samebits keep --torchrun``, a small process without torch under the same pid, which starts the script again
-as its own child. If that child is killed, the keeper starts another one in its seat, and the agents notice nothing. If
-the script fails, the keeper ends with its status, and torchrun decides as always.
+torch's agents restart all workers of a job if one of their processes ends. So ``samebits.init()`` replaces the agent's
+child with a keeper, ``samebits keep --torchrun``: a small process without torch, with the same pid, which starts the
+script again as its own child. If that child is killed, the keeper starts another one in its seat, and the agents notice
+nothing. If the script fails, the keeper ends with the script's status, and torchrun decides as usual.
 
-Each rank is one worker of a job whose scheduler the keepers keep running. That scheduler is not the one at which the
-agents of ``--rdzv-backend=samebits`` meet.
+Each rank is one worker of a job whose scheduler the keepers keep running. That scheduler is not the one that agents
+with ``--rdzv-backend=samebits`` use for their rendezvous.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from samebits.store import private
 from samebits.store.process_identity import ProcessIdentity, host_id, launcher_of_session
 
 WORKERS = "workers"
-"""The folder in RECOVERY_PATH for the ranks' job, beside the journal of the agents' own job."""
+"""The folder in RECOVERY_PATH for the ranks' job, beside the journal of the agents' job."""
 _MAX_BYTES = 1024
 _OTHER_BACKEND = (
     "torchrun runs this script on {nodes} nodes with another rendezvous backend than samebits, and the script calls "
@@ -53,14 +53,14 @@ _NO_SCHEDULER = (
 
 
 def become_keeper(seat: TorchrunSeat, folder: Path) -> NoReturn:
-    """Replace this process by the keeper of its rank, which starts the same command again as its child.
+    """Replace this process with the keeper of its rank, which runs the same command as its child.
 
     Args:
-        seat: the rank that torchrun gave to this process.
-        folder: in which this process was started.
+        seat: the rank that torchrun assigned to this process.
+        folder: the folder in which this process was started.
 
     Raises:
-        SettingsError: a variable is wrong, or these agents cannot be served.
+        SettingsError: a variable is wrong, or this job's agents are not supported.
     """
     if multiprocessing.parent_process() is not None:
         raise SettingsError([_A_FUNCTION])
@@ -105,11 +105,11 @@ def _told(seat: TorchrunSeat, folder: Path, settings: Settings) -> dict[str, str
 
 
 def offered_port(settings: Settings, folder: Path) -> int:
-    """Return the port for the ranks' scheduler on this machine, in case the agents' script is ported.
+    """Return the port for the ranks' scheduler on this machine, in case the script is ported.
 
     Args:
         settings: the agent's settings.
-        folder: in which the agent was started.
+        folder: the folder in which the agent was started.
 
     Returns:
         0 if the endpoint is a file.
@@ -120,11 +120,11 @@ def offered_port(settings: Settings, folder: Path) -> int:
 
 
 def offer(settings: Settings, port: int) -> None:
-    """Tell this agent's workers the port on which their scheduler listens on the endpoint's machines.
+    """Tell this agent's workers their scheduler's port on the endpoint's machines.
 
     Args:
         settings: the agent's settings.
-        port: that an agent there has offered; 0 if there is none.
+        port: the port that an agent there has offered; 0 if there is none.
     """
     host = settings.sched_host
     if not names_one(host):
@@ -133,12 +133,14 @@ def offer(settings: Settings, port: int) -> None:
 
 
 def agreed_port(recovery_path: Path, addresses: Sequence[str], launcher: ProcessIdentity | None = None) -> int:
-    """Return the port of the ranks' scheduler, kept in a file beside RECOVERY_PATH for all processes of this folder.
+    """Return the port of the ranks' scheduler.
+
+    A file beside RECOVERY_PATH stores the port for all processes of this folder.
 
     Args:
         recovery_path: the job's RECOVERY_PATH.
-        addresses: on which a new port must be free.
-        launcher: the only agent of the job, if there is one; another one must not train in the same folder.
+        addresses: the addresses on which a new port must be free.
+        launcher: the job's only agent, if there is only one; another agent must not train in the same folder.
 
     Raises:
         SettingsError: another torchrun trains in this folder.
@@ -167,7 +169,7 @@ def agreed_port(recovery_path: Path, addresses: Sequence[str], launcher: Process
 
 
 def _noted(data: bytes) -> tuple[int, ProcessIdentity | None]:
-    """Return the port in such a file (0: none) and the agent that uses the port, if it is on this machine."""
+    """Return the port in such a file (0: none), and the agent that uses it if on this machine."""
     words = data.decode(errors="replace").split()
     if len(words) != 4 or not all(word.isascii() and word.isdigit() for word in (words[0], *words[2:])):
         return 0, None  # new, or its writer was killed

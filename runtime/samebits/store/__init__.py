@@ -1,6 +1,6 @@
 """Files, locks and shared memory that must survive ``kill -9``.
 
-This includes the scheduler's journal, the lock on a folder, the marker of the job that a folder belongs to, process
+This includes the scheduler's journal, the lock on a folder, the marker that names a folder's job, process
 identities and the checkpoint format. Nothing here uses torch, sockets, threads or the environment: callers pass bytes,
 values and folders.
 

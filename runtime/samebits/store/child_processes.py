@@ -1,10 +1,10 @@
 """Tie a child process to its parent's lifetime, and end a command's process group.
 
-The kernel watches the thread that forked, not the process (prctl(2), PR_SET_PDEATHSIG), so the tie to the parent
-process holds only for a child forked by the parent's main thread.
+The kernel watches the thread that forked, not the process (prctl(2), PR_SET_PDEATHSIG), so this works only for a child
+forked by the parent's main thread.
 
-A child that another library starts cannot ask the kernel. For such children, a small process watches the parent and
-kills those that it leaves behind.
+A child that another library starts cannot make this request to the kernel. For such children, a small process watches
+the parent and kills the children that it leaves behind.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Send this process ``by`` when its parent ends, or at once if ``parent`` has already ended.
+    """Have the kernel send this process a signal when its parent exits.
 
-    Does nothing on systems other than Linux.
+    If ``parent`` has already exited, the signal ``by`` is sent at once. On systems other than Linux, this does nothing.
     """
     if not hasattr(_libc, "prctl"):
         return
     _libc.prctl(_PR_SET_PDEATHSIG, int(by), 0, 0, 0)
-    if os.getppid() != parent:  # the parent ended before prctl took effect
+    if os.getppid() != parent:  # the parent exited before prctl took effect
         os.kill(os.getpid(), by)
 
 
-# The child sets the signal itself, checks whether its parent died before that, then becomes the program.
+# The child requests the signal, checks whether its parent died before that, then executes the program.
 _TIED = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0); "
     "os.getppid() == int(sys.argv[1]) or os._exit(137); os.execvp(sys.argv[2], sys.argv[2:])"
@@ -46,7 +46,7 @@ _TIED = (
 
 
 def tied(words: Sequence[str]) -> list[str]:
-    """Return a command that runs this one and that the kernel kills when this process ends.
+    """Return a command that runs ``words`` and that the kernel kills when this process exits.
 
     Start it from the main thread.
     """
@@ -60,7 +60,7 @@ def end_group(command: subprocess.Popen[bytes], timeout_s: float) -> bool:
     reach an unrelated group.
 
     Returns:
-        Whether the command exited by itself within the time.
+        Whether the command exited within the timeout.
     """
     if command.returncode is not None:
         return True
@@ -96,8 +96,10 @@ while found:  # again, for what a process has forked meanwhile
 def kill_left_behind(name: str, value: str) -> Callable[[], None]:
     """Kill all processes with this environment variable once this process is killed.
 
-    Returns a function that cancels this. An exit of the interpreter cancels it too, because then this process has had
-    the time to end its children itself.
+    A normal exit of the interpreter cancels this, because this process then had time to end its children itself.
+
+    Returns:
+        A function that cancels this.
     """
     this = os.pidfd_open(os.getpid())
     words = [sys.executable, "-I", "-S", "-c", _WATCH, str(this), f"{name}={value}"]

@@ -1,10 +1,10 @@
-"""A ring of the newest collectives, sends and receives of a process, in shared memory.
+"""A ring buffer of a process's newest collectives, sends and receives, in shared memory.
 
-The worker writes one record per launch, which costs a microsecond or two. Another process can read the ring without the
-worker's Python or its GIL, so it also works on a worker that is stopped or hangs in C.
+The worker writes one record per launch, which takes a microsecond or two. Another process can read the ring without
+running the worker's Python or waiting for its GIL, so it can also read that of a worker that is stopped or hangs in C.
 
 A record that is read while it is being written may be wrong. Only the newest record can be affected, and readers look
-only at processes that have come to a standstill.
+only at processes that no longer make progress.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_RANKS = 1 << 20
 MOST_PLACES = 512
 """Lines of the script that launch something."""
 MOST_DIMENSIONS = 4
-"""Dimensions stored of a shape; the last one is the product of all the rest."""
+"""Dimensions of a shape that are stored; the last one is the product of all remaining dimensions."""
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "uint8", "int8", "int16", "int32", "int64", "bool"),
     *("complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64"),
@@ -43,7 +43,7 @@ OPS = (
     *("all_to_all", "all_to_all_single", "barrier", "allreduce_coalesced", "ALLGATHER_coalesced"),
     *("REDUCE_SCATTER_coalesced", "all_gather_single", "reduce_scatter_single", "send", "recv"),
 )
-"""Names of operations as torch's flight recorder spells them."""
+"""Names of operations, spelled as in torch's flight recorder."""
 PAIRWISE = ("send", "recv")
 NOBODY = -1
 """The peer of a collective, and of a receive from any rank until its sender is known."""
@@ -86,10 +86,10 @@ class LaunchLine:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """One collective, send or receive of one process; times are ns since 1970.
+    """One collective, send or receive of one process; times are in ns since 1970.
 
     For an operation on several tensors, the shape is their total number of elements and the dtype is that of the first
-    one.
+    tensor.
     """
 
     number: int  # counts all launches of the process in this generation, from 0
@@ -102,7 +102,7 @@ class Launched:
     output_dtype: str
     launched_ns: int
     over_ns: int | None  # None: its completion was not observed
-    peer: int | None = None  # of a send or receive, as a rank in the group; None: any
+    peer: int | None = None  # the other rank of a send or receive, as a rank in the group; None: any
     place: LaunchLine | None = None  # None: unknown
 
     @property
@@ -111,9 +111,9 @@ class Launched:
         return self.op in PAIRWISE
 
     def __str__(self) -> str:
-        """Return ``all_reduce #812 (float32, 25000) at train.py:46, in flight`` or the like.
+        """Return a description such as ``all_reduce #812 (float32, 25000) at train.py:46, in flight``.
 
-        A send or receive reads ``recv from rank 1 #3 (…), over``.
+        That of a receive is, for example, ``recv from rank 1 #3 (float32, 10), over``.
         """
         shape = " × ".join(map(str, self.input_shape)) or "one number"
         state = "in flight" if self.over_ns is None else "over"
@@ -131,7 +131,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCollectives:
-    """The operations in one process's ring that belong to the present generation, oldest first."""
+    """The operations of the current generation in one process's ring, oldest first."""
 
     rank: int
     world_size: int
@@ -151,7 +151,7 @@ class CollectiveRing:
         self._number = 0
         self._first = 0
         self._groups = self._places = 0
-        # keeps each code object alive, so that its id stays unique
+        # Keeps each code object alive, so that its id stays unique.
         self._known: dict[tuple[int, int], tuple[int, CodeType]] = {}
         self._rank, self._world_size = 0, 0
         self._head()
@@ -213,10 +213,10 @@ class CollectiveRing:
             sequence: 0 if not known yet, as for a receive from any rank.
             op: index into ``OPS``.
             input_shape: elements per dimension.
-            input_dtype: index into ``DTYPES``; likewise ``output_dtype``.
+            input_dtype: index into ``DTYPES``.
             output_shape: elements per dimension.
             output_dtype: index into ``DTYPES``.
-            peer: rank in the group, of a send or receive.
+            peer: the other rank of a send or receive, as a rank in the group.
             place: from :meth:`place_of`.
         """
         number = self._number
@@ -236,7 +236,7 @@ class CollectiveRing:
             _OVER.pack_into(self._memory, at, time.time_ns())
 
     def name_sender(self, number: int, peer: int, sequence: int) -> None:
-        """Record the sender that a receive from any rank was matched with."""
+        """Record the sender with which a receive from any rank was matched."""
         if self._number - number <= RECORDS:
             at = _RECORDS_AT + number % RECORDS * _RECORD.size
             _PEER.pack_into(self._memory, at + _PEER_AT, peer)
@@ -280,13 +280,13 @@ _ring: CollectiveRing | None = None
 
 
 def open_ring() -> CollectiveRing | None:
-    """Return this process's ring, made once, or None if the kernel provides no such memory."""
+    """Return this process's ring, created once, or None if the kernel has no memfd_create."""
     global _ring
     if _ring is None and hasattr(os, "memfd_create"):
         try:
             descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
             os.truncate(descriptor, _SIZE)
-            # the descriptor stays open so that other processes can find the memory
+            # The descriptor stays open, so that other processes can find the memory.
             _ring = CollectiveRing(mmap.mmap(descriptor, _SIZE))
         except OSError:
             return None
@@ -294,7 +294,11 @@ def open_ring() -> CollectiveRing | None:
 
 
 def read(identity: ProcessIdentity) -> RecordedCollectives | None:
-    """Return a process's ring, or None if it is gone, belongs to another user or has none."""
+    """Return the content of a process's ring.
+
+    Returns:
+        None if the process is gone, belongs to another user or has no ring.
+    """
     descriptor = process_identity.find_memory(identity.pid, _NAME) if identity.is_alive() else None
     if descriptor is None:
         return None
@@ -309,7 +313,7 @@ def read(identity: ProcessIdentity) -> RecordedCollectives | None:
 
 
 def contents_of(memory: bytes) -> RecordedCollectives | None:
-    """Decode a copy of a ring's memory; invalid records are left out. None if it is not a ring."""
+    """Decode a copy of a ring's memory, without invalid records; None if it is not a ring."""
     if len(memory) != _SIZE:
         return None
     magic, records, groups, rank, world_size, first, _ = _HEAD.unpack_from(memory)

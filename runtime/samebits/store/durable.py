@@ -1,10 +1,10 @@
-"""Durable file operations, and the explanation of a disk's errors.
+"""Write files durably, and explain disk errors.
 
 A new file gets its name only after its bytes are on disk: temporary file → fsync → rename → fsync of the directory. See
 fsync(2), and Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014. A crash at any point leaves the old
 file or the new one.
 
-An :class:`OSError` becomes a :class:`StoreError` that names the path, the reason and the fix; its temporary file is
+An :class:`OSError` becomes a :class:`StoreError` that names the path, the reason and the fix. The temporary file is
 removed.
 """
 
@@ -66,10 +66,10 @@ def reason_of(error: OSError) -> str:
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading; raise a bare :class:`OSError` for anything else.
+    """Open a regular file for reading; raise a plain :class:`OSError` for anything else.
 
-    Anyone who can write to the folder could leave a link to a device there, or a fifo, and opening a fifo waits for a
-    writer (fifo(7)).
+    Any user with write access to the folder could leave a link to a device there, or a fifo, and opening a fifo waits
+    for a writer (fifo(7)).
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -86,10 +86,10 @@ def open_regular(path: Path) -> int:
 def require_replaceable(path: Path) -> None:
     """Refuse to replace a device, fifo, socket or directory.
 
-    A user who names a device wants to write into it, and root could replace ``/dev/null``.
+    A user who names a device wants to write to it, and root could replace ``/dev/null``.
 
     Raises:
-        StoreError: the path names one of these.
+        StoreError: the path is one of these.
     """
     with disk_errors(path, "writing the file"):
         try:
@@ -101,7 +101,7 @@ def require_replaceable(path: Path) -> None:
 
 
 def write_all(descriptor: int, data: BytesLike) -> None:
-    """Write every byte to the descriptor; raises the bare :class:`OSError`."""
+    """Write every byte to the descriptor; raise the plain :class:`OSError`."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
@@ -114,8 +114,8 @@ def fsync_dir(directory: Path) -> None:
         try:
             os.fsync(descriptor)
         except OSError as error:
-            # Some network and FUSE file systems have no fsync for directories. Refusing to run would not make renames
-            # there any more durable.
+            # Some network and FUSE file systems have no fsync for directories. Refusing to run would not make their
+            # renames more durable.
             if error.errno not in (errno.EINVAL, errno.ENOTSUP):
                 raise
         finally:
@@ -125,7 +125,7 @@ def fsync_dir(directory: Path) -> None:
 def sync_entry(path: Path) -> None:
     """Make the entry of ``path`` in its folder durable.
 
-    A folder that this user cannot read is skipped: this user cannot have created anything in it.
+    A folder that this user cannot read is skipped, because this user cannot have created anything in it.
     """
     if os.access(path.parent, os.R_OK):
         fsync_dir(path.parent)
@@ -134,9 +134,9 @@ def sync_entry(path: Path) -> None:
 def make_directory(directory: Path, *, sync: bool = True) -> None:
     """Create the directory and its missing parents with mode 0700, durably if ``sync``.
 
-    An existing directory is left as it is. With ``sync``, its entry is still made durable, because its creator may have
-    been killed between creating and syncing it. Levels are created one after the other, so only the deepest can be in
-    that state.
+    An existing directory is not changed. With ``sync``, its entry is still made durable, because its creator may have
+    been killed between creating and syncing it. Levels are created one after the other, so only the deepest existing
+    one can be in that state.
     """
     with disk_errors(directory, "creating the directory"):
         missing = list(itertools.takewhile(lambda path: not path.exists(), (directory, *directory.parents)))
@@ -154,7 +154,7 @@ def make_directory(directory: Path, *, sync: bool = True) -> None:
 def make_missing_directory(directory: Path) -> None:
     """Create the directory durably, but do not wait for the disk if it exists.
 
-    For callers that can rely on another caller to make an existing entry durable.
+    Use this if another caller makes an existing entry durable.
     """
     with disk_errors(directory, "looking for the directory"):
         is_there = directory.is_dir()
@@ -163,10 +163,10 @@ def make_missing_directory(directory: Path) -> None:
 
 
 def create(path: Path, more_flags: int = 0, *, is_read_too: bool = False) -> int:
-    """Create a new file with mode 0600 and return its descriptor; raises the bare :class:`OSError`.
+    """Create a new file with mode 0600 and return its descriptor.
 
-    An existing name is refused, since in a folder that others can write to it may be a link to a file of this user
-    (open(2), O_EXCL).
+    An existing name is refused (open(2), O_EXCL): in a folder that others can write to, it may be a link to a file of
+    this user. Raises the plain :class:`OSError`.
     """
     access = os.O_RDWR if is_read_too else os.O_WRONLY
     return os.open(path, access | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | more_flags, FILE_MODE)
@@ -175,7 +175,7 @@ def create(path: Path, more_flags: int = 0, *, is_read_too: bool = False) -> int
 def create_beside(path: Path, tag: str = "") -> tuple[Path, int]:
     """Create a temporary file beside ``path``; return its name and descriptor.
 
-    If another process has taken or planted the name, an unguessable one is used. Raises the bare :class:`OSError`.
+    If the name already exists, perhaps planted there, an unguessable one is used. Raises the plain :class:`OSError`.
     """
     name = f"{_temporary_prefix(path)}{tag}{os.getpid()}-{next(_temporary_numbers)}"
     temporary = path.with_name(name)
@@ -187,19 +187,19 @@ def create_beside(path: Path, tag: str = "") -> tuple[Path, int]:
 
 
 def reopen(path: Path, more_flags: int = 0) -> int:
-    """Open an existing file for writing without following a link; raises the bare :class:`OSError`."""
+    """Open an existing file for writing, without following links; raise the plain :class:`OSError`."""
     return os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | more_flags)
 
 
 def make_new_directory_beside(path: Path) -> Path:
-    """Create a new temporary directory beside ``path`` with mode 0700; raises the bare :class:`OSError`."""
+    """Create a temporary directory beside ``path``, with mode 0700; raise the plain :class:`OSError`."""
     temporary = path.with_name(f"{_temporary_prefix(path)}{os.getpid()}-{secrets.token_hex(8)}")
     temporary.mkdir(mode=DIRECTORY_MODE)
     return temporary
 
 
 def write_file(path: Path, data: BytesLike, *, sync: bool = True) -> None:
-    """Write and fsync a new file, but not its directory; raises the bare :class:`OSError`."""
+    """Write and fsync a new file, but not its directory; raise the plain :class:`OSError`."""
     _fill(create(path), data, sync=sync)
 
 
@@ -218,10 +218,10 @@ def write_temporary(path: Path, data: BytesLike, *, sync: bool = True, tag: str 
     Nothing is left behind on failure.
 
     Args:
-        path: the name that the file will get.
-        data: its content.
-        sync: fsync the file.
-        tag: part of the temporary name, for folders where a process of another host with the same pid may write.
+        path: the file's final name.
+        data: the file's content.
+        sync: whether to fsync the file.
+        tag: part of the temporary name, for folders in which a process with the same pid on another host may write.
     """
     with disk_errors(path, f"writing {len(data)} bytes"):
         temporary, descriptor = create_beside(path, tag)
@@ -241,16 +241,16 @@ def publish(temporary: Path, path: Path) -> None:
 
 
 def write_file_atomically(path: Path, data: BytesLike) -> None:
-    """Replace ``path`` by a file with ``data``; a crash leaves the old file or the new one."""
+    """Replace ``path`` with a file of ``data``; a crash leaves the old file or the new one."""
     temporary = write_temporary(path, data)
     with disk_errors(path, "writing the file"), removed_on_failure(temporary):
         publish(temporary, path)
 
 
 def replace_note(path: Path, data: BytesLike) -> None:
-    """Replace ``path`` by ``data`` atomically, without any sync.
+    """Replace ``path`` with ``data`` atomically, but without a sync.
 
-    For files that are not needed after a reboot.
+    Use this for files that are not needed after a reboot.
     """
     temporary = write_temporary(path, data, sync=False)
     with disk_errors(path, "writing the note"), removed_on_failure(temporary):
@@ -260,8 +260,8 @@ def replace_note(path: Path, data: BytesLike) -> None:
 def create_file_atomically(path: Path, data: BytesLike, *, sync: bool = True) -> bool:
     """Create ``path`` with ``data``; return False if it exists.
 
-    Of several simultaneous callers exactly one succeeds. On a file system without hard links the last of them wins
-    instead, so read the file back there.
+    Of several simultaneous callers, exactly one succeeds. On a file system without hard links, the last one wins
+    instead, so callers must read the file back there.
     """
     temporary = write_temporary(path, data, sync=sync)
     with disk_errors(path, "creating the file"):
@@ -275,13 +275,13 @@ def create_file_atomically(path: Path, data: BytesLike, *, sync: bool = True) ->
 
 @contextlib.contextmanager
 def new_file(path: Path, *, replace: bool) -> Iterator[int]:
-    """Yield a descriptor of a file that gets its name, durably, if the block succeeds.
+    """Yield a descriptor of a new file, which is published durably if the block succeeds.
 
     If the block fails, the file is removed.
 
     Args:
-        path: its name.
-        replace: replace an existing file; otherwise an existing one raises a :class:`StoreError`.
+        path: the file's final name.
+        replace: whether to replace an existing file; if false, an existing file raises a :class:`StoreError`.
     """
     if replace:
         require_replaceable(path)
@@ -303,7 +303,7 @@ def new_file(path: Path, *, replace: bool) -> Iterator[int]:
 
 
 def _link_or_rename(temporary: Path, path: Path) -> bool:
-    """Give a temporary file its name; return False if the name is taken."""
+    """Give a temporary file its final name; return False if the name is taken."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -323,12 +323,12 @@ def _temporary_prefix(path: Path) -> str:
 
 @contextlib.contextmanager
 def removed_on_failure(temporary: Path) -> Iterator[None]:
-    """Remove a temporary file if the block fails, whatever the failure is."""
+    """Remove a temporary file if the block fails for any reason."""
     try:
         yield
     except BaseException:
-        # A device that failed once is often read-only afterwards. Report the first failure, and leave what cannot be
-        # removed.
+        # A device that failed once is often read-only afterwards. Report the first failure, and leave a file that
+        # cannot be removed.
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
@@ -343,7 +343,7 @@ def short_id(job: str) -> str:
 
 
 def aside_path(path: Path, job: str, number: int) -> Path:
-    """Return ``recovery.1a2b3c4d.aside``, or ``recovery.1a2b3c4d.2.aside`` from the second one on."""
+    """Return a name such as ``recovery.1a2b3c4d.aside``, or ``recovery.1a2b3c4d.2.aside`` for the second."""
     counted = f".{number}" if number > 1 else ""
     return path.with_name(f"{path.name}.{short_id(job)}{counted}{ASIDE_SUFFIX}")
 
@@ -359,7 +359,7 @@ def move_aside(path: Path, job: str) -> Path | None:
     """Rename this job's file or folder; return its new path, or None if it does not exist.
 
     Raises:
-        StoreError: the disk refuses.
+        StoreError: the disk reports an error.
     """
     if not os.path.lexists(path):
         return None

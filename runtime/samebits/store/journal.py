@@ -1,24 +1,24 @@
-"""The journal: an append-only file of opaque payloads that survives ``kill -9`` and detects damage.
+"""An append-only file of opaque payloads that survives ``kill -9`` and detects damage.
 
-:meth:`Journal.append` returns once a whole batch is on disk, with one fsync. Until then, nothing in the batch may be
-sent ("save, then speak"). ``journal_format`` defines the bytes. The caller takes the folder's ``DirectoryLock`` first,
+:meth:`Journal.append` returns once a complete batch is on disk, with one fsync. Until then, nothing in the batch may be
+sent. ``journal_format`` defines the bytes. The caller takes the folder's ``DirectoryLock`` first,
 so that only one process writes.
 
-A lock can be lost, on a network file system for one, so a writer may also hold a claim (``term_claim``). A writer whose
-claim was taken does no harm at whichever instruction it resumes:
+A lock can be lost, for example on a network file system, so a writer may also hold a claim (``term_claim``). A writer
+whose claim was taken over does no harm, at whichever instruction it resumes:
 
-- An append checks the claim after its fsync and fails if the claim is gone.
-- It writes only to the file that it created itself, which the next writer has replaced when it opened the journal.
+- An append checks the claim after its fsync, and fails if the claim is gone.
+- A writer appends only to the file that it created itself, which the next writer replaced when it opened the journal.
 - A replacement of the journal checks the claim between its last byte and its rename. A writer that claims later removes
-  the replacement under its temporary name. So the rename fails, or it happens before the later writer reads.
+  the temporary file of the replacement. So the rename fails, or it happens before the later writer reads.
 
-If the claim is one in an etcd, the journal there (``quorum.log``) counts. It is written first, in a transaction that
-compares the claim, and the file is a copy for everything that reads the folder.
+If the claim is in an etcd, the journal there (``quorum.quorum_log``) is authoritative. It is written first, in a
+transaction that compares the claim, and the file is a copy for all readers of the folder.
 
-The state after a failed append is defined. If the write failed (a full disk, for example), the partial batch is cut off
-and the journal stays usable. If the fsync failed, the state of the disk is unknown, and a second fsync would falsely
-succeed because the kernel forgets the failed pages (fsync(2), "fsyncgate"). The journal then refuses further writes,
-and the next start reads what is on the disk.
+The state after a failed append is defined. If the write failed (for example, because the disk is full), the partial
+batch is cut off and the journal stays usable. If the fsync failed, the state of the disk is unknown, and a second fsync
+would falsely succeed, because the kernel forgets the failed pages (fsync(2), "fsyncgate"). The journal then refuses
+further writes, and the next start reads what is on the disk.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from samebits.store.term_claim import TermClaim
 
 JOURNAL_FILE = "journal"
 KEYS_FOLDER = "keys"
-"""Below RECOVERY_PATH: the folder of the second journal, for the durable keys."""
+"""The folder below RECOVERY_PATH with the second journal, for the durable keys."""
 PLACE_FILE = "etcd"
-"""Holds the prefix of the etcd's journal of which the folder's is a copy; absent in other folders."""
+"""A file with the etcd prefix of the journal of which the folder's is a copy; absent in other folders."""
 
 MAX_TORN_FILES = 8
 
@@ -56,13 +56,16 @@ _MOVE_ASIDE = f"`{spelled('run', '--fresh')}` moves the folder aside and starts 
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """An incomplete append at the end of a journal, left by a crash; it was never sent and is cut off."""
+    """An incomplete append at the end of a journal, left by a crash.
+
+    Nothing in it was ever sent, and it is cut off.
+    """
 
     path: Path
     offset: int
     size_bytes: int
     reason: str
-    kept_in: Path | None  # where the cut bytes are; None for a reader, which cuts nothing
+    kept_in: Path | None  # the file with the bytes cut off; None for a reader, which cuts nothing off
 
     def __str__(self) -> str:
         kept = f"; they are kept in {self.kept_in.name}" if self.kept_in else ""
@@ -74,14 +77,14 @@ class TornTail:
 
 @dataclass(frozen=True, slots=True)
 class JournalContents:
-    """The content of a journal that is read without the lock."""
+    """The content of a journal that was read without the lock."""
 
     payloads: list[bytes]
     torn_tail: TornTail | None
 
 
 def read_journal(directory: Path) -> JournalContents | None:
-    """Read the folder's journal without the lock and without changes; None if there is none.
+    """Read the folder's journal without the lock, and without changing it; None if there is none.
 
     An append in progress looks like a torn tail.
 
@@ -99,12 +102,12 @@ def read_journal(directory: Path) -> JournalContents | None:
 def refresh_copies(directory: Path, gateway: EtcdGateway) -> None:
     """Copy the journals in the etcd to the folder; the caller holds the folder's lock.
 
-    A journal that the etcd lacks stays as it is.
+    A journal that is missing in the etcd is not changed in the folder.
 
     Raises:
         ForeignFolderError: the folder holds another job's journal.
         JournalDamagedError: the data in the etcd is not a journal.
-        StoreError: the etcd or the disk refuses.
+        StoreError: the etcd or the disk reports an error.
     """
     for folder in (directory, directory / KEYS_FOLDER):
         payloads = read_log(gateway, _quorum_name(folder))
@@ -124,9 +127,9 @@ def refresh_copies(directory: Path, gateway: EtcdGateway) -> None:
 
 
 def _require_copy(directory: Path, place: EtcdPlace, payloads: Sequence[bytes] | None) -> None:
-    """Raise if the folder's journal is not a copy of the one in this etcd, which has these payloads.
+    """Raise unless the folder's journal is a copy of the etcd's, which has these payloads.
 
-    Without a journal in the etcd, that of a folder that is no copy may be written there.
+    If the etcd has no journal, the journal of a folder that is not a copy may be written there.
     """
     known = _read_file(directory / PLACE_FILE)
     if known is None:
@@ -151,7 +154,7 @@ def _mark_copy(directory: Path, place: EtcdPlace) -> None:
 
 
 def _require_no_copy(directory: Path) -> None:
-    """Raise if the folder's journal is a copy of one in an etcd, which alone decides."""
+    """Raise if the folder's journal is a copy of one in an etcd, which is authoritative."""
     known = _read_file(directory / PLACE_FILE)
     if known is not None:
         prefix = printable(known.decode(errors="replace").strip())
@@ -163,10 +166,12 @@ def _require_no_copy(directory: Path) -> None:
 
 
 class Journal:
-    """The journal of one folder, opened for writing by the holder of the folder's lock. One thread uses it.
+    """The journal of one folder, opened for writing by the holder of the folder's lock.
+
+    Only one thread may use it.
 
     Attributes:
-        torn_tail: the part that :meth:`open` cut off, to be logged; None if nothing.
+        torn_tail: the part that :meth:`open` cut off, to be logged; None if there was none.
     """
 
     def __init__(
@@ -186,7 +191,7 @@ class Journal:
         self._size_bytes = contents.end
         self._compacted_bytes = contents.born_bytes
         self._broken: str | None = None
-        self._is_unclaimed = False  # broken for that reason only
+        self._is_unclaimed = False  # the removed claim is the only reason why the journal is broken
         self.torn_tail = torn_tail
 
     @classmethod
@@ -194,19 +199,20 @@ class Journal:
         """Open the folder's journal, or create an empty one; return it and its payloads in order.
 
         All returned payloads are durable. An append that was killed before its fsync may exist only in the page cache,
-        so the file is written again and synced, unless nothing was appended since it was published and there is no
-        claim. A torn tail is cut off and kept beside the journal as ``journal.torn-<n>``.
+        so the file is rewritten and synced, unless nothing was appended since it was published and there is no claim. A
+        torn tail is cut off and kept beside the journal as ``journal.torn-<n>``.
 
         Args:
-            directory: created if missing.
-            claim: taken before this call. Without one, only the folder's lock keeps other writers out. With a claim in
-                an etcd, the payloads are those of the journal there; if it has none, the folder's are written to it.
+            directory: the folder; created if missing.
+            claim: a claim taken before this call. Without one, only the folder's lock keeps other writers out. With a
+                claim in an etcd, the payloads are those of the journal there; if the etcd has no journal, the payloads
+                of the folder's are written to it.
 
         Raises:
-            SupersededError: another writer took the claim.
-            ForeignFolderError: the journal in an etcd and the folder's are of different jobs.
+            SupersededError: another writer took over the claim.
+            ForeignFolderError: the journals in the etcd and in the folder belong to different jobs.
             JournalDamagedError: the file is damaged, not a journal, or has a different version; nothing was changed.
-            StoreError: the disk or the etcd refuses.
+            StoreError: the disk or the etcd reports an error.
         """
         durable.make_directory(directory)
         log, counting = None, None
@@ -227,8 +233,8 @@ class Journal:
             payloads = contents.payloads
             if claim is None and contents.end == contents.born_bytes and not contents.torn:
                 return cls(path, _open_to_append(path), contents, None, None), payloads
-            # Write the bytes again instead of syncing them. If an fsync of them failed in an earlier process, the next
-            # fsync reports success without writing anything ("fsyncgate").
+            # Rewrite the bytes instead of syncing them. If their fsync failed in an earlier process, the next fsync
+            # reports success without writing anything ("fsyncgate").
             kept_in = _keep_aside(path, data[contents.end :]) if contents.torn else None
             torn_tail = _torn_tail(path, contents, len(data), kept_in)
         if counting is not None:
@@ -260,16 +266,21 @@ class Journal:
 
     @property
     def goes_on(self) -> bool:
-        """Return whether the journal can be appended to; after a failed append, whether it was undone."""
+        """Return whether the journal can be appended to.
+
+        After a failed append, this tells whether the append was undone.
+        """
         return self._descriptor >= 0 and self._broken is None and (self._log is None or self._log.goes_on)
 
     def append(self, payloads: Sequence[bytes]) -> None:
-        """Make all these payloads durable, or none: one write, one fsync. An empty batch does nothing.
+        """Make all these payloads durable, or none, with one write and one fsync.
+
+        An empty batch has no effect.
 
         Raises:
             StoreError: the payloads are not durable; the module's docstring describes the journal's state.
-            SupersededError: another writer took the claim; nothing in the batch may be sent, whatever the disk holds of
-                it.
+            SupersededError: another writer took over the claim. Nothing in the batch may be sent, even if the batch is
+                on disk.
             ClaimRemovedError: nothing in the batch may be sent before :meth:`begin_again`.
         """
         self._require_usable()
@@ -296,14 +307,14 @@ class Journal:
                 raise
         self._size_bytes += len(batch)
         if self._claim is not None:
-            self._confirm(self._claim.require_file)  # the etcd has compared its own
+            self._confirm(self._claim.require_file)  # the etcd has already compared the claim there
 
     def require_claim(self) -> None:
-        """Return if this writer's claim stands, or it needs no claim; otherwise stop writing and raise.
+        """Raise, and stop writing, unless this writer's claim is valid or it needs none.
 
         Raises:
-            SupersededError: another writer took the claim.
-            StoreError: the disk gives no answer.
+            SupersededError: another writer took over the claim.
+            StoreError: the claim cannot be checked.
         """
         if self._claim is not None:
             self._confirm(self._claim.require)
@@ -316,7 +327,10 @@ class Journal:
             raise
 
     def _write_to_log(self, write: Callable[[QuorumLog], None]) -> None:
-        """Write to the etcd's journal, if there is one; unless the claim is lost, it may survive a failure."""
+        """Write to the etcd's journal, if there is one.
+
+        A lost claim breaks this journal; after other failures it may stay usable.
+        """
         if self._log is None:
             return
         try:
@@ -330,11 +344,11 @@ class Journal:
         self._broken = f"its claim could not be confirmed: {error}"
 
     def compact(self, payloads: Sequence[bytes]) -> None:
-        """Replace the whole journal by these payloads; a crash leaves the old one or the new one.
+        """Replace the entire journal with these payloads; a crash leaves the old or the new one.
 
         Raises:
             StoreError: the old journal is still in place and usable, unless the next append raises as well.
-            SupersededError: another writer took the claim.
+            SupersededError: another writer took over the claim.
             ClaimRemovedError: the claim's file was removed; see :meth:`begin_again`.
         """
         self._require_usable()
@@ -361,20 +375,20 @@ class Journal:
         self._size_bytes = self._compacted_bytes = len(data)
 
     def begin_again(self, payloads: Sequence[bytes], claim: TermClaim) -> None:
-        """Write the whole journal again after a :class:`ClaimRemovedError`.
+        """Rewrite the entire journal after a :class:`ClaimRemovedError`.
 
         Args:
-            payloads: all that this writer knows, including what it was about to append.
-            claim: a claim taken since.
+            payloads: all payloads that this writer knows, including those that it was about to append.
+            claim: a claim taken since the error.
 
         Raises:
-            SupersededError: the journal there is another writer's, or the claim was taken.
+            SupersededError: another writer has written the journal, or has taken over the claim.
             ClaimRemovedError: the new claim was removed as well.
-            StoreError: the disk refuses, or an append failed before; the next start reads what is on the disk.
+            StoreError: the disk reports an error, or an append failed before; the next start reads what is on the disk.
         """
         if self._broken is not None and not self._is_unclaimed:
             self._require_usable()
-        remove_leftovers(self._path.parent)  # includes a file that a writer whose claim was taken is about to publish
+        remove_leftovers(self._path.parent)  # including a file that a superseded writer is about to publish
         data = _read_file(self._path)
         if data is not None and _decode(self._path, data).nonce != self._nonce:
             raise SupersededError(
@@ -420,7 +434,7 @@ class Journal:
 
 
 def _quorum_name(directory: Path) -> str:
-    """Return the name in an etcd of the journal whose copy this folder holds."""
+    """Return the name that the folder's journal has in an etcd."""
     return JOURNALS[directory.name == KEYS_FOLDER]
 
 
@@ -441,12 +455,12 @@ def _write_temporary(path: Path, data: bytes, claim: TermClaim | None) -> Path:
 
 
 def _put_in_place(temporary: Path, path: Path, claim: TermClaim | None) -> int:
-    """Give the file the journal's name, and return a descriptor that appends to this very file."""
+    """Give the file the journal's name, and return a descriptor that appends to this exact file."""
     try:
         return _rename(temporary, path, claim)
     except StoreError:
         if claim is not None:
-            claim.require()  # a writer that took the claim also removed the file: report that, not a disk error
+            claim.require()  # a writer that took over the claim also removed the file; report that first
         raise
 
 
@@ -499,8 +513,8 @@ def _torn_tail(path: Path, contents: JournalPayloads, size_bytes: int, kept_in: 
 def remove_leftovers(directory: Path) -> None:
     """Remove temporary files of the journal and of torn ends that another writer left.
 
-    Nothing in them was ever sent. Their writer may still be alive and try to rename one of them, if its claim was
-    taken.
+    Nothing in them was ever sent. If their writer's claim was taken over, the writer may still be alive and try to
+    rename one of them.
     """
     with durable.disk_errors(directory / JOURNAL_FILE, "removing a killed writer's files"):
         for entry in list(directory.iterdir()):

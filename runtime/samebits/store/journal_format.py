@@ -1,4 +1,6 @@
-"""Encode and decode the bytes of a journal file, and tell a torn end from damage. Does no I/O.
+"""Encode and decode the bytes of a journal file, and distinguish a torn end from damage.
+
+This module does no I/O.
 
 ::
 
@@ -7,23 +9,24 @@
   body   = length u32 × count | payloads, one after the other                      (all little-endian)
 
 One append is one batch, one write and one fsync. So only the last batch of a file can be torn. A torn batch is dropped
-as a whole, and nothing in it was ever sent. These rules tell a torn end from a damaged middle:
+completely, and nothing in it was ever sent. These rules distinguish a torn end from a damaged middle:
 
-- A batch that ends before the file does was followed by another append, which began only after this one was synced. If
-  it is bad now, it was changed later: damage.
-- If a batch's own head is bad, its length is unknown. If a good batch head follows anywhere in the file, the bad one
-  was synced once: damage. Otherwise it is the torn end.
+- A batch that ends before the end of the file was followed by another append, which began only after this one was
+  synced. If such a batch is invalid, it was changed later: it is damaged.
+- If a batch's head is invalid, its length is unknown. If a valid batch head follows anywhere in the file, the invalid
+  one had been synced: it is damaged. Otherwise it is the torn end.
 - ``born`` is the size of the file when it was renamed into place, written completely and synced (a new journal or a
-  compaction). Anything bad below that offset, or a file shorter than that, is damage and never a torn end.
+  compaction). Invalid data below that offset, or a file shorter than that, is damage and never a torn end.
 
-A changed byte inside the last, synced batch looks like a torn write; no journal can tell the two apart without a second
-copy. It is cut off in the same way, and the cut bytes are kept. Nor does a file that ends at the end of a batch show
-whether more batches existed; the job's workers tell that when they resume (``core.rounds.lost_records``).
+A changed byte inside the last, synced batch looks like a torn write; no journal can distinguish the two without a
+second copy. The batch is cut off in the same way, and the bytes cut off are kept. Nor does a file that ends at the end
+of a batch show whether more batches existed; the job's workers reveal that when they resume
+(``core.rounds.lost_records``).
 
 Checksums are xxh3_64. Every marker-like byte sequence is tried as a batch head; 64 bits make a chance match practically
-impossible, 32 would not. It is several times faster than zlib.crc32, and it takes a seed: the file's nonce plus the
-batch's own offset. So a batch is valid at one offset of one file only. No payload, and no block of an older file that a
-crash left on the disk, can pass for one.
+impossible, but 32 would not. xxh3_64 is several times faster than zlib.crc32, and it takes a seed: the file's nonce
+plus the batch's own offset. So a batch is valid at only one offset of one file. No payload, and no block of an older
+file that a crash left on the disk, can be mistaken for a batch.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ _LENGTH_BYTES = 4
 
 
 class JournalFault(Enum):
-    """What is wrong with a journal file as a whole."""
+    """The fault that makes a journal file unusable."""
 
     FOREIGN = "is not a journal"
     UNKNOWN_VERSION = "was written by another version of this program"
@@ -70,13 +73,13 @@ class JournalFormatError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class JournalPayloads:
-    """The payloads of a journal file, in order, up to ``end``; any bytes after ``end`` are a torn end."""
+    """The payloads of a journal file, in order; any bytes after ``end`` are a torn end."""
 
     nonce: int
     born_bytes: int
     payloads: list[bytes]
     end: int
-    torn: str | None  # what is wrong with the bytes after ``end``; None if there are none
+    torn: str | None  # the fault of the bytes after ``end``; None if there are none
 
 
 def encode_file(payloads: Sequence[bytes], nonce: int) -> bytes:
@@ -128,7 +131,7 @@ def decode_file(data: bytes) -> JournalPayloads:
 
 
 def decode_batch(data: bytes, nonce: int, offset: int) -> list[bytes]:
-    """Return the payloads of a single append, stored on its own as :func:`encode_batch` encoded it.
+    """Decode a single append that was stored as :func:`encode_batch` encoded it.
 
     Raises:
         JournalFormatError: ``data`` is not exactly that append.
@@ -220,7 +223,7 @@ def _seed(nonce: int, offset: int) -> int:
 
 
 def _in_batches(payloads: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Split payloads into batches of bounded size; a snapshot may be larger than any single append."""
+    """Split payloads into batches of bounded size; a snapshot may exceed the limit of one append."""
     first, size = 0, 0
     for index, payload in enumerate(payloads):
         size += len(payload) + _LENGTH_BYTES

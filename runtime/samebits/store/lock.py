@@ -1,8 +1,8 @@
-"""The lock of a folder: it admits one live writer, and tells a second one which process holds it.
+"""Lock a folder for one live writer, and show a second one which process holds the lock.
 
-It is a kernel lock (flock, through filelock, on the file ``lock``), so it ends with its holder, even after ``kill -9``.
-A forked child does not inherit it. The kernel cannot tell who holds the lock, so the file ``lock.holder`` beside it
-names the holder, for messages and for waiting. No decision relies on that file.
+It is a kernel lock (flock, through filelock, on the file ``lock``), so the lock ends with its holder, even after
+``kill -9``. A forked child does not inherit it. The kernel does not report the holder, so the file ``lock.holder``
+beside the lock names it, for messages and for waiting. No decision relies on that file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ENDS_WITHIN_S = 10.0  # enough for the kernel to free 200 GB; a process stuck in
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """The process that wrote the note; ``role`` is its description of itself, e.g. "scheduler" or "worker 3"."""
+    """The process that holds a lock; ``role`` describes it, e.g. "scheduler" or "worker 3"."""
 
     identity: ProcessIdentity
     host: str
@@ -52,7 +52,7 @@ class LockHolder:
 
     @classmethod
     def read(cls, path: Path, doing: str) -> LockHolder | None:
-        """Return the holder named at ``path``, or None if there is no file or it holds something else."""
+        """Return the holder that the file names; None if there is no file or it is not a note."""
         with durable.disk_errors(path, doing):
             try:
                 with os.fdopen(durable.open_regular(path), "rb") as file:
@@ -69,7 +69,7 @@ class LockHolder:
             identity = ProcessIdentity.from_line(f"{fields['pid']} {fields['started_at']}")
             return cls(identity, str(fields["host"]), str(fields["role"]))
         except (ValueError, KeyError, TypeError):
-            return None  # not our note; the lock still decides, only its holder is unknown
+            return None  # not a note; the lock still counts, only its holder is unknown
 
     def note(self) -> bytes:
         """Return the bytes that :meth:`read` decodes."""
@@ -91,7 +91,11 @@ class LockHolder:
 
 
 def read_holder(directory: Path) -> LockHolder | None:
-    """Return the last holder that did not release the folder's lock, possibly dead, or None without a note."""
+    """Return the last holder that has not released the folder's lock; it may be dead.
+
+    Returns:
+        None if there is no note.
+    """
     return LockHolder.read(directory / HOLDER_FILE, "reading the folder's lock holder")
 
 
@@ -111,15 +115,17 @@ def is_locked(directory: Path) -> bool:
 
 
 class DirectoryLock:
-    """An exclusive lock of one directory for its live writer; also a context manager around :meth:`acquire`.
+    """An exclusive lock on one directory for its live writer.
+
+    As a context manager, it calls :meth:`acquire` and :meth:`release`.
 
     Args:
-        directory: created, with its parents, if missing.
-        role: what other processes' messages call this one, e.g. "scheduler" or "worker 3".
-        is_needed: if false, a file system without locks is accepted, because something else keeps two writers apart.
+        directory: the folder; created, with its parents, if missing.
+        role: this process's name in other processes' messages, e.g. "scheduler" or "worker 3".
+        is_needed: if false, a file system without locks is accepted, because something else prevents a second writer.
 
     Attributes:
-        is_unknown_here: the file system has no locks, so none is held.
+        is_unknown_here: the file system has no locks, so no lock is held.
     """
 
     def __init__(self, directory: Path, role: str, *, is_needed: bool = True) -> None:
@@ -127,8 +133,8 @@ class DirectoryLock:
         self.role = role
         self._is_needed = is_needed
         self.is_unknown_here = False
-        # The lock belongs to the process, whichever thread took it (thread_local). No soft fallback: a lock that
-        # consists of a file's existence would survive kill -9.
+        # The lock belongs to the process, whichever thread acquired it (thread_local). There is no soft fallback,
+        # because a lock that consists of a file's existence would survive kill -9.
         self._lock = self._new_lock()
         self._descriptor = -1
 
@@ -143,10 +149,10 @@ class DirectoryLock:
 
     @property
     def descriptor(self) -> int:
-        """Return the descriptor of the held lock, for a child process that writes on behalf of this one.
+        """Return the descriptor of the held lock, for a child that writes on behalf of this process.
 
-        A process that inherits it keeps the folder locked until it ends, even after this process died. :meth:`release`
-        here frees the folder in any case, so call it only after the child has ended.
+        A process that inherits the descriptor keeps the folder locked until it exits, even after this process has
+        died. :meth:`release` unlocks the folder in any case, so call it only after the child has exited.
         """
         if not self.is_held:
             raise LockedError(f"{self.directory}: this lock is not held here; acquire it before passing it on")
@@ -161,14 +167,14 @@ class DirectoryLock:
         return self._lock.is_locked
 
     def acquire(self, wait_s: float = 0.0, on_wait: Callable[[str], None] | None = None) -> None:
-        """Take the lock; wait at most ``wait_s`` for its holder to die or release it.
+        """Acquire the lock; wait at most ``wait_s`` for its holder to die or release it.
 
         Args:
-            wait_s: 0 means one attempt. A holder that the kernel is ending is awaited in any case.
-            on_wait: called with a sentence about the holder, at first and whenever the sentence changes.
+            wait_s: 0 means one attempt. If the kernel is ending the holder, its end is awaited in any case.
+            on_wait: called with a sentence about the holder, first at once and then whenever the sentence changes.
 
         Raises:
-            LockedError: another process, or another lock object of this one, holds the lock; the message names it.
+            LockedError: another process, or another lock object of this process, holds the lock; the message names it.
         """
         if self.is_held:
             raise LockedError(f"{self.directory}: this lock is already held here; release it before taking it again")
@@ -191,10 +197,12 @@ class DirectoryLock:
             _pause(holder, min(_POLL_S, left_s))
 
     def renew(self) -> None:
-        """Take the lock again if its file was removed; a lock on an unlinked file does not exclude other processes.
+        """Reacquire the lock if its file was removed.
+
+        A lock on an unlinked file does not exclude other processes.
 
         Raises:
-            LockedError: another process has locked the folder since; the old lock is still held.
+            LockedError: another process has locked the folder since then; the old lock is still held.
         """
         if self.is_held and not self._is_file_there():
             before, descriptor = self._lock, self._descriptor
@@ -260,7 +268,10 @@ class DirectoryLock:
         durable.replace_note(self.directory / HOLDER_FILE, LockHolder.this_process(self.role).note())
 
     def _is_note_ours(self) -> bool:
-        """Return whether the note is missing or names this process; a lock that was lost may have a new holder."""
+        """Return whether the note is missing or names this process.
+
+        If the lock was lost, the note may name a new holder.
+        """
         return read_holder(self.directory) in (None, LockHolder.this_process(self.role))
 
     def _held_by(self, holder: LockHolder | None) -> str:
@@ -274,7 +285,7 @@ class DirectoryLock:
 
 
 def _pause(holder: LockHolder | None, at_most_s: float) -> None:
-    """Wait for the holder's exit if it can be watched, for ``at_most_s`` otherwise."""
+    """Wait for ``at_most_s``, or until the holder exits if it can be watched."""
     if holder is not None and holder.is_on_this_host() and holder.identity.is_alive():
         holder.identity.wait_for_exit(at_most_s)
     else:

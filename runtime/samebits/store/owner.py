@@ -1,11 +1,11 @@
-"""The marker that binds a folder to a job, so that no job reads or writes another job's folder.
+"""Mark a folder as a job's, so that no other job reads or writes it.
 
-Each journal, checkpoint or log folder has one small file, ``owner.json``, written once. To claim a folder is to create
-this file exclusively, so exactly one of two jobs that claim an empty folder at the same moment gets it. An empty file
-is left if the machine lost power before the claim was durable. It counts as unclaimed, because nothing is saved in a
-folder before its claim is durable.
+Each journal, checkpoint or log folder has one small file, ``owner.json``, written once. A job claims a folder by
+creating this file exclusively, so exactly one of two jobs that claim an empty folder at the same moment succeeds. If
+the machine loses power before the claim is durable, an empty file may be left. Such a folder counts as unclaimed,
+because nothing is saved in a folder before its claim is durable.
 
-The marker does not tell whether the job is running or finished; see the journal and the lock.
+The marker does not show whether the job is running or finished; see the journal and the lock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_OWNER_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FolderOwner:
-    """The job that a folder belongs to: its id, and its name for people."""
+    """The job that a folder belongs to: its id and its display name."""
 
     job: str
     job_name: str
@@ -39,12 +39,12 @@ class FolderOwner:
 
 
 def claim_folder(directory: Path, job: str, job_name: str, *, sync: bool = True) -> None:
-    """Create the folder if missing and mark it as the job's; idempotent for the same job.
+    """Create the folder if missing, and mark it as the job's; idempotent for the same job.
 
     Args:
         directory: the folder of a journal, of one rank's checkpoints, or of logs.
         job: id of the job that claims the folder.
-        job_name: its name, for people.
+        job_name: the job's display name.
         sync: if false, call :func:`make_claim_durable` before anything is saved there.
 
     Raises:
@@ -93,15 +93,15 @@ def read_owner(directory: Path) -> FolderOwner | None:
 
 
 def owner_in(data: bytes, where: str, fix: str) -> FolderOwner | None:
-    """Return the job that the bytes of an owner file name; None if there are no bytes.
+    """Decode the content of an owner file; return the job, or None for an empty file.
 
     Args:
-        data: content of the owner file.
-        where: its path or URL, for the error.
-        fix: what to do if it is damaged.
+        data: the content of the owner file.
+        where: the file's path or URL, for the error.
+        fix: what to do if the file is damaged, for the error.
 
     Raises:
-        StoreError: the bytes name no job.
+        StoreError: the content names no job.
     """
     if not data:
         return None
@@ -117,7 +117,7 @@ def encode_owner(owner: FolderOwner) -> bytes:
 
 
 def decode_owner(data: bytes) -> FolderOwner:
-    """Return the job that a marker's content names; raises :class:`ValueError` if it names none."""
+    """Decode a marker's content; raise :class:`ValueError` if it names no job."""
     if len(data) > MAX_OWNER_BYTES:
         raise ValueError(f"more than {MAX_OWNER_BYTES} bytes")
     fields = strict_json.loads(data)
@@ -130,7 +130,7 @@ TOKEN_FILE = "launcher.token"
 
 
 def make_token(log_dir: Path) -> None:
-    """Replace the launcher's token by a new one (mode 0600); call this before the job's scheduler starts.
+    """Replace the launcher's token with a new one (mode 0600), before the job's scheduler starts.
 
     Raises:
         StoreError: the token cannot be written.
@@ -143,7 +143,7 @@ def read_token(log_dir: Path) -> bytes:
     """Return the launcher's token; empty if there is none.
 
     Raises:
-        StoreError: the file does not belong to this user, or holds something else.
+        StoreError: the file does not belong to this user, or does not contain a token.
     """
     path = log_dir / TOKEN_FILE
     private.check_folder(log_dir)

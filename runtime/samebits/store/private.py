@@ -1,8 +1,8 @@
-"""Open files that decide what this user runs and signals, and refuse those of other users.
+"""Open files that decide what this user runs and signals; refuse those of other users.
 
-A file in a folder that others can write to may be anyone's. So a name is opened without following a link, and owner and
-mode are checked on the open descriptor. Files that others can read are accepted; files that others can write are
-refused.
+A file in a folder that others can write to may belong to any user. So a name is opened without following links, and
+the owner and the mode are checked on the open descriptor. Files that others can read are accepted; files that others
+can write are refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def check_folder(path: Path, variable: str = "LOG_DIR") -> None:
 
     Args:
         path: the folder.
-        variable: the setting that names it, for the fix.
+        variable: the setting that names the folder, for the fix in the message.
 
     Raises:
         StoreError: the path is not a folder, belongs to another user, or is writable by others.
@@ -54,7 +54,7 @@ def check_folder(path: Path, variable: str = "LOG_DIR") -> None:
 
 
 def make_folder(path: Path, variable: str = "LOG_DIR") -> None:
-    """Create the folder for this user alone if it is missing, and check it with :func:`check_folder`."""
+    """Create the folder for this user alone if it is missing, and check it."""
     check_folder(path, variable)
     durable.make_directory(path)
     check_folder(path, variable)
@@ -101,7 +101,7 @@ def user(uid: int) -> str:
 
 
 def _open(path: Path, flags: int) -> int | None:
-    # O_NONBLOCK: opening a fifo that another user left must not wait
+    # O_NONBLOCK, because opening a fifo that another user left must not wait.
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with durable.disk_errors(path, "opening the file"):
         try:

@@ -1,10 +1,10 @@
-"""PROBE_FILE: the state that a process of a job writes for a container runtime, and its verdict.
+"""Read and write PROBE_FILE, from which a container runtime's probes judge a process.
 
 The file has one line, replaced every second: ``<pid> <start time> <state> <milliseconds>``. The time is on the clock
-that all processes of a machine share (``time.monotonic``). ``service.probe_beat`` writes it and ``samebits probe``
-reads it.
+that all processes of a machine share (``time.monotonic``). ``service.probe_beat`` writes the file, and
+``samebits probe`` reads it.
 
-The state is that of the process alone, so a liveness probe never restarts a worker because its scheduler is away.
+The state concerns only the process itself, so a liveness probe never restarts a worker because its scheduler is away.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from samebits.store import durable, private
 from samebits.store.process_identity import ProcessIdentity
 
 SILENT_S = 60.0
-"""After this many seconds of silence, a live process counts as stuck: it is stopped, or C code holds the GIL."""
+"""After this many silent seconds, a live process counts as stuck: it is stopped, or C code holds the GIL."""
 _MAX_BYTES = 256
 _MOST_DIGITS = 18
 
 
 class ProbeState(enum.Enum):
-    """How far the process has come."""
+    """The stage that the process has reached."""
 
-    WAITING = "waiting"  # for its seat; a scheduler: for its journal and its port
-    READY = "ready"  # it has a seat, or serves
-    ENDED = "ended"  # by itself; its exit status tells how
+    WAITING = "waiting"  # a worker waits for its seat, a scheduler for its journal and its port
+    READY = "ready"  # a worker has its seat, a scheduler serves
+    ENDED = "ended"  # the process ended by itself; its exit status shows the result
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def read(path: Path) -> ProbeNote | None:
     """Return the note in the file; None if there is none yet.
 
     Raises:
-        StoreError: the file holds something else, or belongs to another user.
+        StoreError: the file does not contain a note, or belongs to another user.
     """
     data = private.read(path, _MAX_BYTES)
     if data is None:
@@ -77,8 +77,8 @@ def is_alive(note: ProbeNote | None, lives: bool, now_s: float) -> tuple[bool, s
 
     Args:
         note: the newest note; None if there is none.
-        lives: whether exactly the process that wrote the note still runs.
-        now_s: the machine's monotonic clock.
+        lives: whether exactly the process that wrote the note is still running.
+        now_s: the current time on the machine's monotonic clock.
     """
     if note is None:
         return False, "no process has written PROBE_FILE yet: it has not reached samebits.init()"
@@ -94,7 +94,10 @@ def is_alive(note: ProbeNote | None, lives: bool, now_s: float) -> tuple[bool, s
 
 
 def is_ready(note: ProbeNote | None, lives: bool, now_s: float) -> tuple[bool, str]:
-    """Return whether the process has its seat, or as a scheduler serves, and why; takes ``is_alive``'s arguments."""
+    """Return whether a worker has its seat, or a scheduler serves, and why.
+
+    The arguments are those of :func:`is_alive`.
+    """
     alive, why = is_alive(note, lives, now_s)
     if not alive or note is None or note.state is ProbeState.ENDED:
         return False, why

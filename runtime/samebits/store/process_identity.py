@@ -1,8 +1,8 @@
-"""Identify a process by its pid together with its start time, also in pid files.
+"""Identify a process by its pid and its start time, also in pid files.
 
-The kernel reuses pids, but no two processes share a pid and the start time that ``/proc/<pid>/stat`` reports (proc(5),
-field 22). A zombie holds no file, lock or socket any more, so it counts as dead. On systems other than Linux, psutil
-provides the same values. Nothing here sends a signal.
+The kernel reuses pids, but no two processes share both a pid and the start time that ``/proc/<pid>/stat`` reports
+(proc(5), field 22). A zombie no longer holds any file, lock or socket, so it counts as dead. On systems other than
+Linux, psutil provides the same values. Nothing here sends a signal.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ProcessIdentity:
 
     @classmethod
     def current(cls) -> ProcessIdentity:
-        """Return the calling process; not cached, so it is right after a fork too."""
+        """Return the calling process; not cached, so that the result is right after a fork too."""
         identity = cls.of(os.getpid())
         if identity is None:
             raise StoreError(
@@ -64,13 +64,13 @@ class ProcessIdentity:
 
     @classmethod
     def of_child(cls, pid: int) -> ProcessIdentity:
-        """Return this process's child, which has not been reaped yet but may have ended."""
+        """Return this process's child, which may have ended but has not been reaped yet."""
         stat = _stat_of(pid) if _ON_LINUX else None
         identity = cls.of(pid) if stat is None else cls(pid, stat.started_at)
         return cls(pid, 0) if identity is None else identity
 
     def is_alive(self) -> bool:
-        """Return whether exactly this process still runs, not as a zombie."""
+        """Return whether exactly this process is still running, and is not a zombie."""
         return _started_at(self.pid) == self.started_at
 
     def is_ending(self) -> bool:
@@ -82,9 +82,9 @@ class ProcessIdentity:
         return stat is not None and stat.started_at == self.started_at and stat.is_ending
 
     def wait_for_exit(self, timeout_s: float) -> bool:
-        """Wait until this process is gone, for at most ``timeout_s``; return whether it is gone.
+        """Wait at most ``timeout_s`` for this process to exit; return whether it is gone.
 
-        On Linux the kernel reports the exit; elsewhere it is polled.
+        On Linux, the kernel reports the exit; elsewhere, the process is polled.
         """
         deadline_s = time.monotonic() + timeout_s
         try:
@@ -118,7 +118,7 @@ class ProcessIdentity:
 
     @classmethod
     def from_line(cls, line: str) -> ProcessIdentity:
-        """Parse a line of :meth:`to_line`; raises :class:`ValueError` for anything else."""
+        """Parse a line of :meth:`to_line`; raise :class:`ValueError` for anything else."""
         words = line.split()
         are_numbers = all(word.isascii() and word.isdigit() and len(word) <= _MOST_DIGITS for word in words)
         if len(words) != 2 or not are_numbers or int(words[0]) == 0:
@@ -129,7 +129,7 @@ class ProcessIdentity:
 def launcher_of_session() -> ProcessIdentity | None:
     """Return the process that started the current session, such as torchrun's agent; None if it has ended.
 
-    A shell between the two does not matter, as it belongs to the same session.
+    A shell between the two processes makes no difference, because it belongs to the same session.
     """
     leader = _stat_of(os.getsid(0)) if _ON_LINUX else None
     return ProcessIdentity.of(os.getppid() if leader is None else leader.parent)
@@ -137,21 +137,21 @@ def launcher_of_session() -> ProcessIdentity | None:
 
 @functools.cache
 def host_id() -> str:
-    """Return ``<host name>#<digest>``, equal for two processes only if their pids are in one namespace.
+    """Return ``<host name>#<digest>``, which is equal only for processes in one pid namespace.
 
-    Hosts made from one image share their name, and containers on one host do not share pids. So the digest includes the
-    boot id and the pid namespace (pid_namespaces(7)).
+    Hosts created from one image may share their name, and containers on one host do not share pids. So the digest
+    includes the boot id and the pid namespace (pid_namespaces(7)).
     """
     found = [socket.gethostname()]
     if _ON_LINUX:
-        with contextlib.suppress(OSError):  # without /proc the name must do
+        with contextlib.suppress(OSError):  # without /proc, only the name is used
             found += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())]
     return f"{found[0]}#{hashlib.blake2b(repr(found).encode(), digest_size=4).hexdigest()}"
 
 
 @functools.cache
 def machine_id() -> bytes:
-    """Return four bytes that all processes of a machine share, containers included, until it reboots."""
+    """Return four bytes that identify the machine until it reboots, also in containers."""
     found = socket.gethostname()
     if _ON_LINUX:
         with contextlib.suppress(OSError):
@@ -200,7 +200,7 @@ def _started_at_from_proc(pid: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Stat:
-    """The fields used of ``/proc/<pid>/stat``, which describes a process by its first thread."""
+    """The fields of ``/proc/<pid>/stat`` that are used; they describe the first thread."""
 
     is_dead: bool
     is_ending: bool
@@ -218,12 +218,12 @@ def _stat_of(pid: int) -> _Stat | None:
     is_dead = fields[0].decode() in _DEAD_STATES
     parent, flags, threads, started_at, pending = (int(fields[number - 3]) for number in (4, 9, 20, 22, 31))
     is_killed = bool(pending & 1 << (signal.SIGKILL - 1))
-    # A dead first thread is a zombie until the last one has ended.
+    # A dead first thread stays a zombie until the last thread has ended.
     return _Stat(is_dead, threads > 1 if is_dead else bool(flags & _PF_EXITING) or is_killed, started_at, parent)
 
 
 def _started_at_from_psutil(pid: int) -> int | None:
-    import psutil  # type: ignore[import-untyped]  # only off Linux, where it is the portable answer
+    import psutil  # type: ignore[import-untyped]  # used only on systems other than Linux
 
     try:
         process = psutil.Process(pid)
@@ -236,7 +236,11 @@ def _started_at_from_psutil(pid: int) -> int | None:
 
 
 def find_memory(pid: int, name: str, flags: int = os.O_RDONLY) -> int | None:
-    """Open the process's memory (memfd_create(2)) called ``name``; None if it has none that we may open."""
+    """Open a process's memory file (memfd_create(2)) of this name.
+
+    Returns:
+        None if there is no such file, or it cannot be opened.
+    """
     try:
         if Path(f"/proc/{pid}").stat().st_uid != os.geteuid():
             return None

@@ -1,7 +1,7 @@
-"""The progress that a training script reports, in one small file beside the worker's log.
+"""Read and write a training script's progress, in one small file beside the worker's log.
 
-The newest report replaces the last one by a rename, without any sync, because it is only shown. A reader drops values
-that are malformed.
+A new report replaces the last one with a rename, without a sync, because it is only displayed. Readers ignore malformed
+reports.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ProgressReport:
     Attributes:
         step: completed steps at the time of the report.
         total_steps: planned steps; None if the script has not reported them.
-        values: by name, in the order they were given; the first is usually the loss.
+        values: the reported values by name, in the order given; the first is usually the loss.
     """
 
     step: int
@@ -37,16 +37,16 @@ class ProgressReport:
 
 
 _NOT_FINITE = {str(value): value for value in (math.nan, math.inf, -math.inf)}
-"""Texts that stand for the numbers that JSON lacks."""
+"""Texts that represent the numbers that JSON lacks."""
 
 
 def report_file(log_dir: Path, node: str) -> Path:
-    """Return the path of the report of the worker with this node id."""
+    """Return the path of the report for the worker with this node id."""
     return log_dir / f"worker_{node}.report"
 
 
 def remove_reports(log_dir: Path) -> None:
-    """Remove the reports of an earlier job, whose steps and values would be shown as the next job's."""
+    """Remove the reports of an earlier job, which would be shown as the next job's."""
     for path in log_dir.glob("worker_*.report"):
         path.unlink(missing_ok=True)
 
@@ -55,7 +55,7 @@ def write_report(log_dir: Path, node: str, report: ProgressReport) -> None:
     """Replace the report.
 
     Raises:
-        StoreError: the disk refuses.
+        StoreError: the disk reports an error.
     """
     values = {name: value if math.isfinite(value) else str(value) for name, value in report.values.items()}
     content = {"step": report.step, "total_steps": report.total_steps, "values": values}
@@ -86,5 +86,8 @@ def read_report(log_dir: Path, node: str) -> ProgressReport | None:
 
 
 def is_name(name: object) -> bool:
-    """Return whether ``name`` can name a value: short, and printable, so that it cannot move a cursor."""
+    """Return whether ``name`` is a valid name of a value.
+
+    It must be short, and printable, so that it cannot move a terminal's cursor.
+    """
     return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()

@@ -1,4 +1,7 @@
-"""The result of repeating steps, written by rank 0 into LOG_DIR and read by ``run --check`` and ``drill``."""
+"""Store the results of repeated steps in LOG_DIR.
+
+Rank 0 writes them; ``run --check`` and ``drill`` read them.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ class RetakenReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         steps: the step up to which the script has trained.
-        equal: the steps that had the same bits each time.
-        skipped: why steps were not compared, one sentence each.
-        named: the sentence about values that changed outside the state; "" if there are none.
-        failure: the sentence about the step that came out different; "" if there is none.
-        is_over: nothing is left to compare, or a step came out different.
+        equal: the steps whose results were bit-identical each time.
+        skipped: the reasons why steps were not compared, one sentence each.
+        named: a sentence about values that changed outside the state; "" if there are none.
+        failure: a sentence about the step whose results differed; "" if there is none.
+        is_over: nothing is left to compare, or a step's results differed.
         has_returned: the training function has returned on rank 0.
     """
 
@@ -50,7 +53,7 @@ def read_report(log_dir: Path) -> RetakenReport:
     """Return the report in this folder, or an empty one if none was written yet.
 
     Raises:
-        StoreError: the file cannot be read, or is something else.
+        StoreError: the file cannot be read, or is not such a report.
     """
     path = log_dir / _FILE
     try:

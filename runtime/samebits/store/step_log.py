@@ -1,16 +1,16 @@
-"""The step log of one rank: the inputs of every step, on disk before the step is taken.
+"""Record the inputs of one rank's steps on disk, each before the step is taken.
 
 ::
 
   <root>/<slot>/steps/00000003_from_step_0000000801      a segment: a file in ``journal_format``
-  <root>/<slot>/steps/{lock,lock.holder}                  one live writer
+  <root>/<slot>/steps/{lock,lock.holder}                  the lock that admits one live writer
 
-Only the process that began a segment appends to it, one entry per batch with a hash and an fsync of its own. So any
-segment may end torn. A torn end belongs to a step that was never taken, and is cut off. To keep the log short, whole
-segments are removed once no kept restore point can need them.
+Only the process that began a segment appends to it, in batches that each have a hash and an fsync. So any segment may
+have a torn end. A torn end belongs to a step that was never taken, and is cut off. To keep the log short, segments are
+removed once no kept restore point can need them.
 
-The log is evidence; recovery does not need it. If it is damaged, the records before the damage are used, the damage is
-reported, and training continues. Only another job's log is refused. ``step_record`` defines the entries.
+The log is evidence; recovery does not need it. If the log is damaged, the records before the damage are used, the
+damage is reported, and training continues. Only another job's log is refused. ``step_record`` defines the entries.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TEMPORARY_NAME = re.compile(r"\.\d{8,}_from_step_\d{10,}\.tmp-", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file as it was read: its entries up to ``end``, and what is wrong with the bytes after it."""
+    """One file as it was read: its entries up to ``end``, and the fault of the bytes after it."""
 
     path: Path
     header: LogHeader | None
@@ -64,7 +64,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class FoundLog:
-    """The content of a log that is read without the lock."""
+    """The content of a log that was read without the lock."""
 
     header: LogHeader | None
     history: History
@@ -72,12 +72,12 @@ class FoundLog:
 
 
 def read_step_log(directory: Path, *, after_step: int = 0) -> FoundLog | None:
-    """Read the log in a rank's folder (``<root>/<slot>``) without changes; None if there is none.
+    """Read the log in a rank's folder (``<root>/<slot>``), or return None if there is none.
 
-    A record that is being written looks like a torn end, and is left out.
+    Nothing is changed. A record that is being written looks like a torn end, and is left out.
 
     Raises:
-        StoreError: the disk refuses.
+        StoreError: the disk reports an error.
     """
     segments = list(_read_segments(directory / STEPS_FOLDER))
     if not segments:
@@ -88,7 +88,9 @@ def read_step_log(directory: Path, *, after_step: int = 0) -> FoundLog | None:
 
 
 class StepLogWriter:
-    """The log of one slot, opened by the holder of its folder's lock. One thread uses it.
+    """The log of one slot, opened by the holder of its folder's lock.
+
+    Only one thread may use it.
 
     Attributes:
         problems: damage that :meth:`open` found or cut off, to be logged.
@@ -102,7 +104,7 @@ class StepLogWriter:
         self._directory = directory / STEPS_FOLDER
         self._header = header
         self._oldest_step = oldest_step or (lambda: oldest_step_in(directory))
-        self._segments: list[_Kept] = []  # the oldest first; the last one is being written
+        self._segments: list[_Kept] = []  # oldest first; the last one is being written
         self._path: Path | None = None  # of the current segment
         self._descriptor = -1
         self._nonce = 0
@@ -111,17 +113,17 @@ class StepLogWriter:
 
     @classmethod
     def open(cls, directory: Path, header: LogHeader, oldest_step: Callable[[], int] | None = None) -> StepLogWriter:
-        """Open the log in a rank's folder, or begin one; torn ends are cut off.
+        """Open the log in a rank's folder, or create one; torn ends are cut off.
 
         Args:
             directory: the rank's folder.
             header: the job, slot and node that the log belongs to.
-            oldest_step: returns the step of the oldest point that the rank may go back to, or 0 if that is unknown;
-                None: the points are in this folder.
+            oldest_step: returns the step of the oldest point to which the rank may return, or 0 if unknown. By default,
+                this folder is searched for points.
 
         Raises:
-            ForeignFolderError: the log is another job's; nothing was changed.
-            StoreError: the disk refuses.
+            ForeignFolderError: the log belongs to another job; nothing was changed.
+            StoreError: the disk reports an error.
         """
         writer = cls(directory, header, oldest_step)
         durable.make_directory(writer._directory)
@@ -154,16 +156,16 @@ class StepLogWriter:
         self.last_step = History.of(entry for one in segments for entry in one.entries).last_step
 
     def line_after(self, step: int) -> dict[int, StepRecord]:
-        """Read the newest comparable record of every later step from the disk.
+        """Read the newest comparable record of every step after ``step`` from the disk.
 
         Raises:
-            StoreError: the disk refuses.
+            StoreError: the disk reports an error.
         """
         found = read_step_log(self._rank_directory, after_step=step)
         return {} if found is None else found.history.line
 
     def append(self, entries: Sequence[StepEntry]) -> None:
-        """Make these entries durable, or none: one write, one fsync.
+        """Make all these entries durable, or none, with one write and one fsync.
 
         Raises:
             StoreError: the entries are not durable. The next append begins a new segment if this segment's content is
@@ -179,7 +181,7 @@ class StepLogWriter:
             self._segments[-1].last_step = max(self._segments[-1].last_step, self.last_step)
 
     def _begin_segment(self, payloads: Sequence[bytes], step: int) -> None:
-        """Begin a file with these entries, and remove segments that no kept point needs any more."""
+        """Begin a file with these entries, and remove segments that no kept point needs."""
         self.close()
         nonce = int.from_bytes(os.urandom(8), "little")
         data = journal_format.encode_file([step_record.pack_header(self._header), *payloads], nonce)
@@ -190,7 +192,7 @@ class StepLogWriter:
         with durable.disk_errors(path, "opening the segment"):
             self._descriptor = durable.reopen(path, os.O_APPEND)
         self._path, self._nonce, self._size_bytes = path, nonce, len(data)
-        with contextlib.suppress(StoreError):  # segments that stay are tried again with the next one
+        with contextlib.suppress(StoreError):  # the next segment retries the removal
             self._prune()
 
     def _append(self, payloads: Sequence[bytes]) -> None:
@@ -203,14 +205,14 @@ class StepLogWriter:
                 durable.write_all(self._descriptor, batch)
                 os.fsync(self._descriptor)
             except BaseException:
-                # After a failed fsync the disk's content is unknown, and a second fsync would falsely succeed
+                # After a failed fsync, the disk's content is unknown, and a second fsync would falsely succeed
                 # (fsync(2)).
                 self._give_up_segment()
                 raise
         self._size_bytes += len(batch)
 
     def _give_up_segment(self) -> None:
-        # Report the first failure; bytes that cannot be cut off are a torn end or a valid record.
+        # Only the first failure is reported; bytes that cannot be cut off are a torn end or a valid record.
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, self._size_bytes)
         self.close()
@@ -227,7 +229,10 @@ class StepLogWriter:
             durable.fsync_dir(self._directory)
 
     def _bound_of_oldest(self) -> int:
-        """Return an upper bound of the oldest segment's steps; a damaged one may have held more than is readable."""
+        """Return an upper bound of the oldest segment's steps.
+
+        A damaged segment may have had more steps than can be read.
+        """
         first, second = self._segments[:2]
         return first.last_step if first.is_whole else max(first.last_step, second.last_step)
 

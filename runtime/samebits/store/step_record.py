@@ -1,7 +1,7 @@
-"""The entries of a step log, their bytes, and the comparison of two records of a step. Does no I/O.
+"""Encode and decode the entries of a step log, and compare two records of a step.
 
-A record is written before its step. Samples that the loop reports only after the step are a separate entry, and are
-added to the record. A later record of a step replaces an earlier one.
+This module does no I/O. A record is written before its step. Samples that the loop reports only after the step are a
+separate entry, and are added to the record. A later record of a step replaces an earlier one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StepRecord:
     """The inputs of one step, recorded just before it is taken.
 
     Attributes:
-        samples: this rank's indices; while ``is_complete`` is false, more may follow.
+        samples: the indices of this rank's samples; while ``is_complete`` is false, more may follow.
         weights: hex digest of the parameters before the step; None if it was not computed.
     """
 
@@ -62,7 +62,10 @@ class LateSamples:
 
 @dataclass(frozen=True, slots=True)
 class NewLine:
-    """A new course of training: earlier records of steps above ``step`` are no longer compared."""
+    """Marks a new course of training after ``step``.
+
+    Earlier records of later steps are no longer compared.
+    """
 
     step: int
     reason: str
@@ -170,16 +173,16 @@ def _are_ints(samples: tuple[Any, ...]) -> bool:
     return all(type(one) is int for one in samples)
 
 
-# ---- a log, read from its first entry to its last
+# ---- the history in a log
 
 
 @dataclass(slots=True)
 class History:
-    """The state of a log after its entries are applied one after the other.
+    """The records of a log, after its entries have been applied in order.
 
     Attributes:
-        records: every record in the order of the log, including steps that were repeated.
-        line: the newest record of every step that is still to be compared.
+        records: every record in the order of the log, including repeated steps.
+        line: the newest record of every step that is still compared.
         last_step: the newest record's step; 0 if there is none.
     """
 
@@ -189,7 +192,7 @@ class History:
 
     @classmethod
     def of(cls, entries: Iterable[StepEntry], *, after_step: int = 0) -> History:
-        """Return the history of these entries; steps up to ``after_step`` are left out."""
+        """Return the history of these entries, without the steps up to ``after_step``."""
         history = cls([], {})
         for entry in entries:
             history.add(entry, after_step=after_step)
@@ -219,7 +222,7 @@ class History:
         self.records[-1] = record
 
 
-# ---- two records of one step
+# ---- comparison of two records of one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +237,8 @@ class RecordDifference:
 def difference(one: StepRecord, other: StepRecord, *, same_rank: bool = True) -> RecordDifference | None:
     """Return the first difference between two records of a step; None if there is none.
 
-    A value that only one of them has (a digest that was not computed, samples that may have followed) is not a
-    difference.
+    A value that only one record has (such as a digest that was not computed in the other, or samples that may have
+    followed) is not a difference.
 
     Args:
         one: a record of the step.

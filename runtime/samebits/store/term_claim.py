@@ -1,29 +1,29 @@
-"""The claim of a term: decides which scheduler's journal counts, even if a lock is lost.
+"""Claim a term, which decides which scheduler's journal counts, even if a lock is lost.
 
 A lock (``DirectoryLock``) normally keeps a second scheduler out. But a shared file system may have no locks (Lustre
 without flock), or may give the lock to another process while its holder is stopped or cut off. So a new scheduler first
 removes the old one's claim and then reads the journal; and a scheduler that appends checks its own claim after the
-fsync and before it sends anything. If the claim still exists, the new scheduler will read the append. If it does not,
-nothing in the append is ever sent. No clock is involved.
+fsync and before it sends anything. If the claim still exists, the new scheduler will read the append. If not, nothing
+in the append is ever sent. No clock is involved.
 
-A claim is a file ``term.N`` with its owner's name, created exclusively. :meth:`TermClaim.take` creates it, gives up if
-there is a higher one, and removes all lower ones. Of two schedulers that claim at the same time, the one whose file is
-created second sees the other or is seen by it, so they cannot both continue. No scheduler removes the highest claim, so
-a number is never given twice.
+A claim is a file ``term.N`` that contains its owner's name and is created exclusively. :meth:`TermClaim.take` creates
+it, gives up if there is a higher one, and removes all lower ones. Of two schedulers that claim at the same time, at
+least the one whose file is created second sees the other's, so they cannot both continue. No scheduler removes the
+highest claim, so a number is never assigned twice.
 
-A person may remove the claim, with or without the folder. Its owner then claims a higher term in the same way and looks
-at the journal once more. If there is none, or only its own, no record can have been sent that it does not know, and it
-writes the journal again from memory (``Journal.begin_again``).
+A user may remove the claim, with or without the folder. Its owner then claims a higher term in the same way and reads
+the journal once more. If there is no journal, or only the owner's own, no record unknown to the owner can have been
+sent, and it rewrites the journal from memory (``Journal.begin_again``).
 
-If the journal lies in an etcd, the claim is made there first (``quorum.log``), with the same number, and counts; the
-file protects the folder's copy.
+If the journal is in an etcd, the claim is made there first (``quorum.quorum_log``), with the same number, and is
+authoritative; the file protects the folder's copy.
 
 The check is fchmodat(2) on the claim's name, relative to a descriptor of the folder, because the folder may be moved
-while a job runs. The answer must not come from a cache. An NFS client answers stat(2) and open(2) for seconds from
-remembered attributes (nfs(5), "acregmin"), and may keep changed times to itself under a delegation (RFC 9754). But a
+while a job runs. The answer must not come from a cache. For some seconds, an NFS client answers stat(2) and open(2)
+from cached attributes (nfs(5), "acregmin"), and under a delegation it may not send changed times (RFC 9754). But a
 changed mode is a SETATTR that the server answers, with ESTALE for a file that another client has removed (RFC 8881,
-section 18.30). The file itself is not kept open, because a server may keep an open file. Lustre and CephFS revoke what
-a client remembers of a name before that name is removed.
+section 18.30). The file itself is not kept open, because a server may preserve an open file. Lustre and CephFS revoke a
+client's cached information about a name before that name is removed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _GONE = (errno.ENOENT, errno.ESTALE)
 
 
 def highest_claim(directory: Path) -> int:
-    """Return the highest term that is claimed in the folder; 0 if there is no claim or no folder."""
+    """Return the highest term claimed in the folder; 0 if there is no claim or no folder."""
     return max(_claims(directory), default=0)
 
 
@@ -57,8 +57,8 @@ class TermClaim:
     """The claim of one scheduler start in one folder.
 
     Attributes:
-        number: the term; higher than all terms claimed before and, according to ``floor``, written before.
-        quorum: the claim in the etcd, if the journal lies in one.
+        number: the term, higher than all terms that were claimed before or that ``floor`` reported.
+        quorum: the claim in the etcd, if the journal is in one.
     """
 
     def __init__(self, directory: Path, number: int, quorum: QuorumClaim | None = None) -> None:
@@ -80,19 +80,19 @@ class TermClaim:
         gateway: EtcdGateway | None = None,
         take_over: TakeOver | None = None,
     ) -> TermClaim:
-        """Claim the next term; once this returns, no earlier claim stands.
+        """Claim the next term; once this returns, no earlier claim is valid.
 
         Args:
-            directory: created, with its parents, if missing.
-            role: what other processes' messages call this one, e.g. "scheduler on port 8000".
+            directory: the folder; created, with its parents, if missing.
+            role: this process's name in other processes' messages, e.g. "scheduler on port 8000".
             floor: returns the highest term in the folder's journal; called before the claim is made.
-            gateway: to the etcd that holds the journal, if one does.
+            gateway: a client of the etcd that holds the journal, if there is one.
             take_over: a further condition and change in the etcd, made together with the claim.
 
         Raises:
-            LockedError: the condition of ``take_over`` does not hold; nothing was claimed.
+            LockedError: the condition of ``take_over`` is not true; nothing was claimed.
             SupersededError: another scheduler claimed the same term, or a higher one, at the same moment.
-            StoreError: the disk or the etcd refuses, or the last term is higher than any that a job can reach.
+            StoreError: the disk or the etcd reports an error, or the last term is higher than any job can reach.
         """
         durable.make_directory(directory)
         number = max(floor(), highest_claim(directory)) + 1
@@ -122,26 +122,28 @@ class TermClaim:
 
     @property
     def tag(self) -> str:
-        """Return the part of temporary files' names that identifies this claim."""
+        """Return the part of temporary file names that identifies this claim."""
         return f"{self.number}-"
 
     def require(self) -> None:
-        """Return if the claim stands; any later claimant then reads everything that is durable by now.
+        """Raise unless the claim is still valid.
+
+        If this returns, any later claimant reads everything that is durable by now.
 
         Raises:
-            SupersededError: another scheduler has taken it; the message names that one.
+            SupersededError: another scheduler, which the message names, has taken over the claim.
             ClaimRemovedError: the claim is gone, and no scheduler has claimed this term or a later one.
-            StoreError: the disk or the etcd gives no answer.
+            StoreError: the claim cannot be checked on the disk or in the etcd.
         """
         if self.quorum is not None:
             self.quorum.require()
         self.require_file()
 
     def require_file(self) -> None:
-        """Return if the claim of the folder stands; raises as :meth:`require`.
+        """Check only the claim in the folder, like :meth:`require`.
 
-        The check costs one fchmodat(2); see the module's docstring. After a person emptied the folder, another
-        scheduler may claim the same number, so the file's content is compared as well.
+        The check takes one fchmodat(2); see the module's docstring. If a user has emptied the folder, another scheduler
+        may have claimed the same number, so the file's content is compared as well.
         """
         with durable.disk_errors(self._path, "checking this scheduler's claim"):
             try:
@@ -177,7 +179,9 @@ class TermClaim:
                 durable.write_all(descriptor, note)
                 self._note = note
                 os.fsync(descriptor)
-            except OSError:  # a full disk; nothing was sent in this term, and the next start does not need this claim
+            except (
+                OSError
+            ):  # e.g. a full disk; nothing was sent in this term, and the next start does not need this claim
                 with contextlib.suppress(OSError):
                     self._path.unlink()
                 raise
@@ -213,7 +217,10 @@ def _claims(directory: Path) -> list[int]:
 
 
 def impossible_claims(directory: Path) -> list[str]:
-    """Return names of files that look like claims of terms that no job can reach; they are ignored."""
+    """Return the names of files that look like claims of impossibly high terms.
+
+    Such files are ignored.
+    """
     with durable.disk_errors(directory, "looking for claims"):
         return sorted(name for name in os.listdir(directory) if (_number_in(name) or 0) > MAX_TERM)  # noqa: PTH208
 

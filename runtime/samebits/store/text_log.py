@@ -1,7 +1,7 @@
-"""A bounded log of text lines beside the journal, and the log of operators' requests.
+"""Keep a bounded log of events beside the journal, and a log of operators' requests.
 
-``events.jsonl`` holds the newest lines; older parts are ``events.1.jsonl`` and so on. The log informs people and is not
-needed for recovery. So no line is synced, a failed write loses its lines with one warning, and a reader skips torn
+``events.jsonl`` has the newest lines; older parts are ``events.1.jsonl`` and so on. The log is informational and not
+needed for recovery. So lines are not synced, a failed write loses its lines with one warning, and readers skip torn
 lines.
 
 Each part after the first begins with a line that its writer derives from the part before, so that a summary survives
@@ -27,14 +27,14 @@ MAX_LINE_BYTES = 64 << 10
 
 
 class EventLog:
-    """Append to the log in a folder; the only writer is the holder of the folder's lock.
+    """The event log in a folder; only the holder of the folder's lock writes it.
 
     Args:
         directory: an existing folder.
-        first_line: makes the first line of a part from the lines of the previous part.
+        first_line: returns the first line of a part, given the lines of the previous part.
         on_failure: called once, with a sentence, when a line is lost.
-        gateway: to the etcd that holds a copy of the log, if there is one; used by this log only.
-        part_bytes: size at which a new part begins.
+        gateway: a client of the etcd that holds a copy of the log, if there is one; used by this log only.
+        part_bytes: the size at which a new part begins.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class EventLog:
         self._copier = None if gateway is None else EventCopier(gateway, read_lines(directory), on_failure)
 
     def append(self, lines: Sequence[str]) -> None:
-        """Append whole lines, given without line breaks; lines that the disk refuses are lost."""
+        """Append complete lines, given without line breaks; on a disk error, they are lost."""
         if self._copier is not None:
             self._copier.put(lines)
         try:
@@ -69,13 +69,13 @@ class EventLog:
                 self._on_failure(f"{self._path}: an event was not written ({error}); the job continues without it")
 
     def end(self) -> None:
-        """Close the file and the copy; nothing can be appended any more."""
+        """Close the file and the copy; nothing can be appended afterwards."""
         self.close()
         if self._copier is not None:
             self._copier.close()
 
     def close(self) -> None:
-        """Close the file; ``append`` opens it again."""
+        """Close the file; ``append`` reopens it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -110,10 +110,12 @@ class EventLog:
 
 
 def refresh_copy(directory: Path, gateway: EtcdGateway) -> None:
-    """Copy the log in the etcd to the folder, unless the folder has more; the caller holds the folder's lock.
+    """Copy the log in the etcd to the folder, unless the folder's is as new or newer.
+
+    The caller holds the folder's lock.
 
     Raises:
-        StoreError: the etcd or the disk refuses.
+        StoreError: the etcd or the disk reports an error.
     """
     lines = copied_lines(gateway)
     if lines and lines[-1] not in read_lines(directory):
@@ -127,7 +129,7 @@ def read_lines(directory: Path) -> list[str]:
     """Return every complete line, oldest first; empty if there is no log.
 
     Raises:
-        StoreError: the disk refuses, or a part belongs to another user.
+        StoreError: the disk reports an error, or a part belongs to another user.
     """
     for _ in range(3):  # a rotation may move a part while the others are read
         parts = [_part(directory, number) for number in range(MOST_PARTS - 1, -1, -1)]
@@ -146,7 +148,7 @@ class Tail:
         self._inode, self._offset, self._rest = 0, 0, b""
 
     def new_lines(self) -> tuple[list[str], bool]:
-        """Return the new lines, and whether they are the log from its beginning."""
+        """Return the new lines, and whether they are the entire log from its beginning."""
         path = self._directory / EVENTS_FILE
         try:
             found = path.stat()
@@ -199,14 +201,14 @@ def append_asked(directory: Path, line: str) -> None:
     """Append one line to the log of requests, durably.
 
     Raises:
-        StoreError: the disk refuses, or the file belongs to another user.
+        StoreError: the disk reports an error, or the file belongs to another user.
     """
     path = directory / ASKED_FILE
     descriptor = _locked(path)
     try:
         with durable.disk_errors(path, "recording a request"):
             data = line.encode()[:MAX_ASKED_BYTES].replace(b"\n", b" ")
-            os.write(descriptor, b"\n" + data + b"\n")  # the first break ends a torn line, if any
+            os.write(descriptor, b"\n" + data + b"\n")  # the first line break ends a torn line, if any
             os.fsync(descriptor)
         if len(known := read_asked(directory)) > MOST_LINES:
             durable.replace_note(path, "".join(f"{one}\n" for one in known[-MOST_LINES // 2 :]).encode())
@@ -215,7 +217,7 @@ def append_asked(directory: Path, line: str) -> None:
 
 
 def _locked(path: Path) -> int:
-    """Open and lock the file; until it is closed no other process writes or replaces it."""
+    """Open and lock the file; until it is closed, no other process writes or replaces it."""
     while True:
         descriptor = private.open_to_append(path)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -225,10 +227,12 @@ def _locked(path: Path) -> int:
 
 
 def read_asked(directory: Path) -> list[str]:
-    """Return the last lines of the log of requests, oldest first: MOST_LINES and a few more at most.
+    """Return the last lines of the log of requests, oldest first.
+
+    About MOST_LINES lines are returned at most.
 
     Raises:
-        StoreError: the disk refuses, or the file belongs to another user.
+        StoreError: the disk reports an error, or the file belongs to another user.
     """
     data = private.read(directory / ASKED_FILE, 2 * MOST_LINES * (MAX_ASKED_BYTES + 2)) or b""
     lines = data.rsplit(b"\n", 2 * MOST_LINES + 2)[-2 * MOST_LINES - 2 :]  # an empty line precedes each line

@@ -1,1 +1,4 @@
-"""Copies of a rank's newest point on another host: sending, keeping, and the writer process that does both."""
+"""Send copies of a rank's newest point to another host, and keep those of other ranks.
+
+The writer process does both.
+"""

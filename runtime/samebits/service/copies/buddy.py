@@ -1,7 +1,8 @@
-"""The trainer's side of buddy copies: the writer's listening socket and the brief for a generation.
+"""Open the writer's listening socket for buddy copies, and brief the writer for each generation.
 
-The port is opened before it is known whether it is needed. So it can be sent to the peers in the one message in which a
-generation meets, and connections made before the writer runs wait in the backlog.
+This is the trainer's side. The port is opened before it is known whether it is needed. So it can be sent to the peers
+in the single message that a rank contributes to a generation, and connections made before the writer runs wait in the
+backlog.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ _BACKLOG = 64
 
 
 class Brief(Value, frozen=True, tag=1):
-    """A rank's copies in one generation.
+    """Where a rank's copies go in one generation, and which copies it keeps.
 
     Attributes:
-        base, job: folder in memory for copies, and job.
+        base, job: the folder in memory for copies, and the job's id.
         keeper: destination of this rank's copies, a :class:`samebits.net.copies.BuddyAddress` as text; "" without a
             buddy.
-        who: the keeper, for people.
-        keeps: the slots whose copies come here.
-        ticket: this process's own, the proof that copies sent to it must carry.
+        who: a description of the keeper, for messages.
+        keeps: the slots whose copies are sent here.
+        ticket: this process's own ticket, the proof that copies sent to it must carry.
         public_key, secret_key: the key pair of both ends, if there is a secret.
     """
 
@@ -71,7 +72,7 @@ class CopyListener:
         address: a numeric IP address of this host that all peers can reach.
 
     Attributes:
-        keeper: the address and ticket that the members of a generation get.
+        keeper: the address and ticket to give to the members of a generation.
     """
 
     def __init__(self, address: str) -> None:
@@ -84,7 +85,7 @@ class CopyListener:
 
     @property
     def descriptor(self) -> int:
-        """Return the descriptor, to be inherited by the writer."""
+        """Return the descriptor that the writer inherits."""
         return self._socket.fileno()
 
     @property

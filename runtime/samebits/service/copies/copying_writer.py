@@ -1,8 +1,8 @@
-"""The checkpoint writer that also exchanges copies with other hosts, for a rank with a buddy.
+"""Run the checkpoint writer of a rank with a buddy, which also exchanges copies with other hosts.
 
-A thread beside the writer's own runs the sender and the keeper. This process sends because it has the hashed slot,
-holds no interpreter lock of the trainer and survives its death. It releases the copies that it keeps as soon as its own
-trainer is gone, so that a successor finds them free.
+A second thread runs the sender and the keeper. This process sends the copies because it has the hashed slot, does not
+use the trainer's interpreter lock, and survives the trainer's death. It unlocks the copies that it keeps as soon as its
+own trainer is gone, so that a successor can use them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Copies:
     """The thread for copies, created and closed by the writer's thread.
 
     Args:
-        room, room_descriptor: the rank's slots.
+        room, room_descriptor: the folder of the rank's slots, and its open descriptor.
         root: the job's checkpoint folder.
         listener: descriptor of a listening TCP socket.
-        trainer: the process whose end also ends this one.
+        trainer: the process with which this one ends.
         tell: sends a result to the trainer.
     """
 
@@ -63,7 +63,7 @@ class Copies:
     # ---- the writer's thread
 
     def brief(self, words: bytes) -> None:
-        """Begin a generation."""
+        """Begin a generation with this brief."""
         self._post(lambda: self._begin(Brief.unpack(words)))
 
     def hashed(self, name: str, sequence: int) -> None:
@@ -71,7 +71,7 @@ class Copies:
         self._post(lambda: self._sender.hashed(name, sequence, time.monotonic()))
 
     def close(self) -> None:
-        """Discard unsent points, and release the copies that are kept."""
+        """Discard unsent points, and unlock the copies that are kept."""
         self._post(self._end)
         self._thread.join()
 
@@ -130,9 +130,9 @@ class Copies:
         return ready
 
     def _trainer_descriptor(self) -> int | None:
-        """Return a descriptor that is readable at the trainer's death; None if unsupported.
+        """Return a descriptor that becomes readable when the trainer dies; None if unsupported.
 
-        The writer also learns of the death, but possibly only after a long save.
+        The writer's thread also notices the death, but possibly only after a long save.
         """
         try:
             return os.pidfd_open(self._trainer.pid)

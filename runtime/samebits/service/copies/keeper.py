@@ -1,7 +1,7 @@
 """Keep buddy copies: receive points of other ranks into memory slots of this host.
 
-A copy is valid only once all of its chunks have been verified in place; until then the previous copy stays. Refusals
-are sent to the sender, which alone can act on them.
+A copy is valid only once all of its chunks have been verified in place; until then, the previous copy is kept. Refusals
+are sent to the sender, because only the sender can act on them.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class CopyKeeper:
 
     @property
     def look_within_s(self) -> float | None:
-        """Return seconds after which ``look`` is due without a readable socket; None: never."""
+        """Return the seconds after which ``look`` is due even without a readable socket; None: never."""
         return self._socket.look_within_s
 
     def keep(self, slots: frozenset[int]) -> None:
-        """Keep copies of these slots from now on; existing copies of others stay, unused."""
+        """Keep copies of these slots from now on; existing copies of other slots stay, unused."""
         self._slots = slots
         for slot in self._rooms.keys() - slots:
             self._incoming.pop(slot, None)
@@ -92,7 +92,7 @@ class CopyKeeper:
         self._socket.settle(said)
         if offer.job != self._job:
             return Declined(number, f"it keeps copies of job {self._job}, not of job {offer.job}", again=False)
-        if offer.slot not in self._slots:  # or not yet: not all members learn of a generation at the same time
+        if offer.slot not in self._slots:  # perhaps not yet: not all members learn of a generation at the same time
             return Declined(number, f"it does not keep copies of slot {offer.slot}", again=True)
         copied = CopyOffer(offer.job, offer.slot, offer.point, offer.digest, offer.manifest_bytes, offer.data_bytes)
         try:
@@ -102,7 +102,7 @@ class CopyKeeper:
             if has_copy(room, copied):
                 return Whole(number)
             self._incoming[offer.slot] = _Incoming(said.sender, number, IncomingCopy(room, copied))
-        except CheckpointError as error:  # the offer is invalid: existing copies are not touched
+        except CheckpointError as error:  # the offer is invalid; existing copies are not touched
             return Declined(number, _short(error), again=False)
         except LockedError:  # the previous keeper has not released the room yet
             return Declined(number, "another process of its host still has the copies", again=True)
@@ -123,7 +123,7 @@ class CopyKeeper:
             None,
         )
         if found is None:
-            return None  # of an earlier transfer
+            return None  # a chunk of an earlier transfer
         slot, incoming = found
         try:
             is_whole = incoming.copy.take(said.data)
@@ -136,13 +136,16 @@ class CopyKeeper:
         return Whole(number)
 
     def _give_up(self, slot: int) -> None:
-        """Discard an incoming copy and close its room, which may be gone; the next copy opens a new one."""
+        """Discard an incoming copy and close its room, which may be gone.
+
+        The next copy opens a new room.
+        """
         self._incoming.pop(slot, None)
         if (room := self._rooms.pop(slot, None)) is not None:
             room.close()
 
     def close(self) -> None:
-        """Release everything; the copies stay."""
+        """Release all resources; the copies stay in memory."""
         self.keep(frozenset())
         self._socket.close()
 

@@ -1,8 +1,8 @@
-"""Send buddy copies: a rank's newest hashed slot goes to its keeper, one at a time.
+"""Send a rank's newest hashed slot to its keeper, one point at a time.
 
-No process waits for copies. A point that cannot be sent now is skipped for the next one, which is the better copy, and
-the reason is reported once. A silent keeper is tried again later, because it may have been busy and the next point may
-be an hour away.
+No process waits for copies. A point that cannot be sent now is skipped in favour of the next one, which is the better
+copy, and the reason is reported once. A silent keeper is retried later, because it may have been busy and the next
+point may be an hour away.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ SILENT_S = 10.0
 """Seconds that a keeper may leave a piece unanswered."""
 AGAIN_S = 0.5
 LATER_S = 30.0
-"""Seconds before a silent keeper is tried again."""
+"""Seconds before a silent keeper is retried."""
 
 CopyOutcome = Callable[[int, str], object]
-"""Takes a point's sequence number and why it was not copied; "" if it was."""
+"""Called with a point's sequence number and the reason why it was not copied; "" if it was."""
 
 
 class CopySender:
@@ -64,7 +64,7 @@ class CopySender:
         self._keys: KeyPair | None = None
         self._socket: SenderSocket | None = None
         self._newest: tuple[int, str] | None = None  # sequence, slot
-        self._settled = 0  # points up to this sequence are done
+        self._settled = 0  # points up to this sequence number are done
         self._outgoing: OutgoingCopy | None = None
         self._transfer = 0
         self._sent_bytes = self._answered_bytes = 0
@@ -78,12 +78,12 @@ class CopySender:
 
     @property
     def wake_at(self) -> float | None:
-        """Return the latest time for the next :meth:`look`."""
+        """Return the time at which the next :meth:`look` is due at the latest."""
         deadlines = [at for at in (self._give_up_at, self._again_at) if at is not None]
         return min(deadlines, default=None)
 
     def go_to(self, keeper: BuddyAddress | None, who: str, keys: KeyPair | None, now: float) -> None:
-        """Send to this keeper, which has no copies yet, from now on; None: to no keeper."""
+        """Send to this keeper, which has no copies yet, from now on; None for no keeper."""
         if keeper == self._keeper:
             return
         self._drop()
@@ -105,7 +105,7 @@ class CopySender:
         return max(found, default=None)
 
     def hashed(self, name: str, sequence: int, now: float) -> None:
-        """Take this slot as the newest, and offer it unless a copy is being sent."""
+        """Record this slot as the newest, and offer it unless a copy is being sent."""
         self._newest = (sequence, name)
         if self._outgoing is None:
             self._begin(now)
@@ -138,7 +138,7 @@ class CopySender:
                     self._settle(f"{self._who}: {text}", now)
 
     def _begin(self, now: float) -> None:
-        """Offer the newest point, if the keeper does not have it."""
+        """Offer the newest point unless the keeper has it."""
         if self._keeper is None or self._newest is None or self._newest[0] <= self._settled:
             return
         sequence, name = self._newest
@@ -148,7 +148,7 @@ class CopySender:
             self._settled = sequence
             self._report(sequence, str(error))
             return
-        if outgoing is None or outgoing.sequence != sequence:  # being overwritten: the next hashed point is newer
+        if outgoing is None or outgoing.sequence != sequence:  # being overwritten by a newer point
             if outgoing is not None:
                 outgoing.close()
             return
@@ -202,7 +202,7 @@ class CopySender:
         self._begin(now)
 
     def _leave_alone(self, now: float) -> None:
-        """Give up a silent keeper for now; the newest point, even if unchanged, is offered later."""
+        """Give up on a silent keeper for now; the newest point, even if unchanged, is offered later."""
         assert self._outgoing is not None
         self._report(self._outgoing.sequence, f"{self._who} has not answered for {SILENT_S:g} s")
         self._drop()

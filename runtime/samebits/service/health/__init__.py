@@ -1,1 +1,1 @@
-"""Health of a worker's host and devices, and announcements that the host will be taken away."""
+"""Monitor the health of a worker's host and devices, and detect that the host will be preempted."""

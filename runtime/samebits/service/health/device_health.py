@@ -18,7 +18,7 @@ _NO_ACTION = {"", "NONE", "N/A", "[N/A]"}
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """One accelerator: its tool's description of it, and its problem, if any."""
+    """One accelerator, with the tool's description and its problem, if any."""
 
     name: str
     found: str
@@ -26,7 +26,7 @@ class DeviceHealth:
 
 
 def devices() -> list[DeviceHealth]:
-    """Return this machine's accelerators; none without a tool."""
+    """Return this machine's accelerators; an empty list without a tool."""
     told = [*(NvidiaTool().look() or []), *(AscendTool().look() or [])]
     return [DeviceHealth(one.name, _found(one), "; ".join(problems(one))) for one in told]
 
@@ -42,33 +42,36 @@ def problems(told: ToolReadings) -> list[str]:
 
 
 def fault_of(told: ToolReadings) -> str:
-    """Return ``its health is Alarm`` or ``its driver asks for: Reset``; empty if nothing is wrong."""
+    """Return a fault such as ``its health is Alarm`` or ``its driver asks for: Reset``.
+
+    The text is empty if nothing is wrong.
+    """
     if told.recovery.upper() not in _NO_ACTION:
         return f"its driver asks for: {told.recovery}"
     return "" if told.state.upper() in _NO_FAULT else f"its health is {told.state}"
 
 
 class NvidiaTool:
-    """``nvidia-smi``, used by one thread."""
+    """The tool ``nvidia-smi``; only one thread may use an instance."""
 
     def __init__(self, timeout_s: float | None = None) -> None:
         self._tool = VendorTool("nvidia-smi", timeout_s)
         self._later = LATER_FIELDS
 
     def look(self, uuid: str = "") -> list[ToolReadings] | None:
-        """Return the tool's devices, or the one with this UUID; None without an answer."""
+        """Return the devices that the tool lists, or the one with this UUID; None without an answer."""
         which = (f"--id={uuid}",) if uuid else ()
         for later in self._later:
             fields = ",".join((*NVIDIA_FIELDS, *later))
             text = self._tool.ask(f"--query-gpu={fields}", *which, "--format=csv,noheader,nounits")
             if text is not None:
-                self._later = (later,)  # the first that this driver knows
+                self._later = (later,)  # the first set of fields that this driver knows
                 return vendor_tool.nvidia(text)
         return None
 
 
 class AscendTool:
-    """``npu-smi``, used by one thread."""
+    """The tool ``npu-smi``; only one thread may use an instance."""
 
     def __init__(self, timeout_s: float | None = None) -> None:
         self._tool = VendorTool("npu-smi", timeout_s)

@@ -1,8 +1,8 @@
 """Monitor the worker's training device every few seconds, in its own thread.
 
 The thread combines the vendor tool's readings, the kernel log's faults and the free memory seen by the training thread.
-No other thread of this process calls the driver, because a thread blocked in a hanging driver cannot be ended. A tool
-without an answer leaves the known readings unchanged.
+No thread of this process calls the driver for this, because a thread blocked in a hanging driver cannot be ended. If a
+tool does not answer, the last readings stay in effect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from samebits.service.health.kernel_log import OF_DEVICE, KernelLog, bus_of
 from samebits.service.health.vendor_tool import ToolReadings
 
 OTHERS_SHARE = 0.1
-"""Another process with this share of a device's memory counts as a user, not as a driver's context."""
+"""Other processes with this share of a device's memory count as users, not as a driver's context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class DeviceMemory:
 
     total: int
     free: int
-    held: int  # by this process's allocator
+    held: int  # reserved by this process's allocator
     used: int  # part of ``held`` that is used by tensors
 
 
@@ -38,9 +38,9 @@ class WatchedDevice:
     """A device, as named by torch and the tools.
 
     Args:
-        name: torch's.
-        uuid: NVIDIA's; "" if there is none.
-        place: in Ascend's own list; None for other vendors.
+        name: torch's name of the device.
+        uuid: NVIDIA's UUID; "" if there is none.
+        place: the position in Ascend's own list; None for other vendors.
         memory: returns the newest figures.
     """
 
@@ -51,7 +51,7 @@ class WatchedDevice:
 
 
 def limits_of(settings: Settings) -> dict[Sign, Limit]:
-    """Return the limits from the settings; signs that are off have none."""
+    """Return the limits from the settings; disabled signs have none."""
     of = settings.health.of
     heat = of("device_heat")
     return limits_in(
@@ -76,12 +76,12 @@ def limits_in(looks: Mapping[Sign, SignPolicy]) -> dict[Sign, Limit]:
 
 
 class DeviceReadings:
-    """The readings of one device, used by one thread.
+    """The readings of one device; only one thread may use an instance.
 
     Args:
         device: the device.
-        log: the kernel's; None: opened here.
-        timeout_s: how long a tool may take; None: its default.
+        log: the kernel's log; None to open it here.
+        timeout_s: how long a tool may take; None for its default.
     """
 
     def __init__(self, device: WatchedDevice, log: KernelLog | None = None, timeout_s: float | None = None) -> None:
@@ -98,7 +98,7 @@ class DeviceReadings:
         self._logged: dict[int, HealthReading] = {}
 
     def look(self) -> list[HealthReading]:
-        """Take new readings; return all known ones."""
+        """Take new readings, and return all known ones."""
         told = self._told()
         if told is not None:
             self._name, self._bus = told.name, told.bus or self._bus
@@ -153,12 +153,12 @@ class DeviceReadings:
 
 
 class DeviceLook:
-    """Monitors at the interval of HEALTH and calls ``told`` in its own thread after each round.
+    """Monitors a device at the interval of HEALTH, in its own thread.
 
     Args:
         settings: the limits.
         device: the device.
-        told: called with the problems and whether they have changed.
+        told: called in that thread after each round, with the problems and whether they have changed.
     """
 
     def __init__(

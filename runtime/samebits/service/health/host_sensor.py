@@ -1,8 +1,8 @@
 """Monitor the worker's host and the worker's usage every few seconds, in its own thread.
 
 The sensors are psutil, the control group's files and statvfs. Nothing is read in the thread that sends heartbeats,
-because a hanging disk must not cost the seat. A healthy worker sends no report. ``core.watch.health_limits`` has the
-limits.
+because a hanging disk must not cost the worker its seat. A healthy worker sends no report.
+``core.watch.health_limits`` has the limits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 
 def limits_of(settings: Settings) -> dict[Sign, Limit]:
-    """Return the limits from the settings; signs that are off have none."""
+    """Return the limits from the settings; disabled signs have none."""
     chosen = {sign: settings.health.of(sign.name.lower()) for sign in (Sign.CPU, Sign.MEMORY, Sign.DISK)}
     logs = settings.health.of("logs")
     chosen[Sign.LOGS] = SignPolicy(logs.policy, _scarcity(logs.limit * MIB))
@@ -41,7 +41,7 @@ def _scarcity(free_bytes: float) -> float:
 
 
 def places_of(settings: Settings) -> list[Path]:
-    """Return the folders that a job fills, one for each local file system."""
+    """Return the folders to which a job writes, one for each local file system."""
     named = [settings.checkpoint_path, settings.log_dir, settings.recovery_path, SHARED_MEMORY]
     found: dict[int, Path] = {}
     for path in named:
@@ -88,14 +88,15 @@ def require(settings: Settings, device: WatchedDevice | None) -> None:
 def readings(
     places: list[Path], cpus_over_s: float | None = None, log_dir: Path | None = None
 ) -> Iterator[HealthReading]:
-    """Yield one round of readings, without those that cannot be read.
+    """Yield one round of readings, without unavailable ones.
 
     Args:
         places: the folders whose disks are read.
-        cpus_over_s: how long to watch the CPUs; None: since the last round, so the first one shows none busy.
+        cpus_over_s: how long to watch the CPUs; None to measure since the last round, so that the first round shows no
+            busy CPU.
         log_dir: the folder of the logs, if there is one.
     """
-    import psutil  # type: ignore[import-untyped]  # slow, so not at start
+    import psutil  # type: ignore[import-untyped]  # slow to import, so not at start
 
     yield HealthReading(Sign.CPU, "", psutil.cpu_percent(cpus_over_s) / 100)
     if (taken := taken_share()) is not None:
@@ -115,11 +116,11 @@ def readings(
 
 
 class HealthLook:
-    """Monitors the host; reports every change, and repeatedly while anything is wrong.
+    """Monitors the host, and reports every change and, repeatedly, lasting problems.
 
     Args:
         settings: the limits and the folders.
-        report: called with all present problems, from one thread at a time.
+        report: called with all current problems, from one thread at a time.
         used: called in this object's thread with the worker's usage, if the world may change its size.
     """
 
@@ -144,7 +145,10 @@ class HealthLook:
         threading.Thread(target=self._run, name="samebits-health", daemon=True).start()
 
     def watch_device(self, device: WatchedDevice) -> None:
-        """Monitor this device as well, once, in another thread, because a tool may be slow."""
+        """Monitor this device as well, in another thread, because a tool may be slow.
+
+        Only the first call has an effect.
+        """
         if self._device is None and device_look.limits_of(self._settings):
             self._device = DeviceLook(self._settings, device, self._take_of_device)
             self._device.start()
@@ -177,7 +181,7 @@ class HealthLook:
 
 
 class Usage:
-    """This process's usage, from which a world's size is chosen."""
+    """This process's resource usage, from which a world's size is chosen."""
 
     def __init__(self) -> None:
         self._before = (time.monotonic(), time.process_time())

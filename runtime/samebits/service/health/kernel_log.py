@@ -1,7 +1,7 @@
 """Read NVIDIA's Xid errors, which report device faults, from the kernel log if permitted.
 
-The kernel's messages remain when a device has fallen off its bus and no tool reports it any more. Xids are explained in
-NVIDIA's "XID Errors"; those caused by programs (13, 31, 43, 45 and others) are ignored.
+The kernel's messages remain even if a device has fallen off its bus and no tool reports it any more. Xids are explained
+in NVIDIA's "XID Errors"; those caused by programs (13, 31, 43, 45 and others) are ignored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 LOG = Path("/dev/kmsg")
 MOST_RECORDS = 1000
-"""Most records read in one round."""
+"""The maximum number of records read in one round."""
 OF_DEVICE = {
     48: "an uncorrected memory error",
     62: "its own processor halted",
@@ -35,7 +35,7 @@ Bus = tuple[int, ...]
 
 
 class KernelLog:
-    """The kernel log from now on."""
+    """The kernel log, read from its current end."""
 
     def __init__(self, path: Path = LOG) -> None:
         self._log: int | None = None
@@ -55,13 +55,13 @@ class KernelLog:
             self._log = None
 
     def faults(self) -> list[tuple[Bus, int]]:
-        """Return new Xids that are device faults, with the device's position on the bus."""
+        """Return new Xids that are device faults, each with the device's position on the bus."""
         found: list[tuple[Bus, int]] = []
         for _ in range(MOST_RECORDS if self._log is not None else 0):
             try:
                 record = os.read(self._log, _RECORD_BYTES) if self._log is not None else b""
             except BrokenPipeError:
-                continue  # unread records were overwritten: the next read continues after them
+                continue  # unread records were overwritten; the next read continues after them
             except OSError:
                 break
             if not record:

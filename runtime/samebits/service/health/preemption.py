@@ -1,8 +1,8 @@
-"""Detect that this worker's machine will be taken away, by running a user's command periodically.
+"""Detect that this worker's machine will be preempted, by running a user's command periodically.
 
-Clouds announce it by a metadata server, clusters by a file or a node's label. So a user's command decides, whose status
-0 means yes. A command that fails, hangs or does not exist does not count as an announcement and is logged once. An
-announcement is handled like SIGTERM.
+Clouds announce a preemption through a metadata server, clusters through a file or a node's label. So a user's command
+decides; exit status 0 means yes. A command that fails, hangs or does not exist does not count as an announcement, and
+the problem is logged once. An announcement is handled like SIGTERM.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from samebits.store.child_processes import end_group
 EVERY_S = 5.0
 TIMEOUT_S = 10.0
 _SHELLS_OWN = 126
-"""From here on a status is from the shell or env: the command cannot be run (127: not found)."""
+"""Statuses from here on come from the shell or env: the command cannot be run (127: not found)."""
 
 
 class PreemptionLook:
-    """Asks until the answer is yes, then calls ``told`` once, in its own thread, with a sentence.
+    """Runs a command until it announces a preemption, in its own thread.
 
     Args:
-        command: split into words like a shell does, but not run by one.
-        told: called with the reason to leave.
-        every_s: seconds between an answer and the next run.
+        command: the command, split into words as in a shell but not run by one.
+        told: called once, in that thread, with a sentence that gives the reason to leave.
+        every_s: seconds between the end of one run and the next.
         timeout_s: how long the command may take.
     """
 
@@ -45,7 +45,7 @@ class PreemptionLook:
 
     @classmethod
     def of(cls, settings: Settings) -> PreemptionLook | None:
-        """Return this process's look, which makes it leave at its next commit; None if not configured."""
+        """Return an object that makes this process leave at its next commit; None if not configured."""
         command = settings.preemption_command
         return None if command is None else cls(command, _leave)
 
@@ -54,7 +54,7 @@ class PreemptionLook:
         threading.Thread(target=self._run, name="samebits-preemption", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop asking."""
+        """Stop running the command."""
         self._over.set()
 
     def _run(self) -> None:
@@ -85,7 +85,7 @@ class PreemptionLook:
         return False
 
     def _status(self) -> int:
-        """Run the command and return its exit status; processes that it started end with it.
+        """Run the command and return its exit status; kill the processes that it leaves behind.
 
         Raises:
             subprocess.TimeoutExpired: the command hung.
@@ -105,7 +105,7 @@ class PreemptionLook:
 
 
 def _problem_of(status: int) -> str:
-    """Return the problem of a command that ended with this status; "" if it may mean no."""
+    """Return the problem that this exit status indicates; "" if the status may mean no."""
     if status < 0:
         return f"was killed by signal {-status}"
     return f"ended with status {status}" if status >= _SHELLS_OWN else ""

@@ -1,7 +1,7 @@
 """Run ``nvidia-smi`` and ``npu-smi`` with limits of time and size, and parse their output.
 
 A driver that hangs blocks the calling process in the kernel, where not even SIGKILL ends it. So no worker calls a
-driver itself. A tool that does not end is abandoned, and run again once it has ended.
+driver itself. A tool that does not end is abandoned, and is not run again until it has ended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LATER_FIELDS: tuple[tuple[str, ...], ...] = (
     ("clocks_throttle_reasons.active",),
     (),
 )
-"""Further fields by driver, newest first: a field that a driver does not know makes its tool fail."""
+"""Further fields by driver, newest first; a field that a driver does not know makes its tool fail."""
 _SHOWN_CHARACTERS = 80
 _SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, software and hardware thermal slowdown, power brake. Not idle (1) or power cap (4)."""
@@ -37,12 +37,12 @@ _SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 
 @dataclass(frozen=True, slots=True)
 class ToolReadings:
-    """A tool's readings of one device; None: not reported."""
+    """A tool's readings of one device; None for values that were not reported."""
 
     name: str
     model: str
-    number: str = ""  # Ascend's own
-    bus: str = ""  # NVIDIA's
+    number: str = ""  # Ascend's number of the device
+    bus: str = ""  # NVIDIA's bus id
     celsius: float | None = None
     used_mib: float | None = None
     total_mib: float | None = None
@@ -50,11 +50,14 @@ class ToolReadings:
     errors: float | None = None  # uncorrected memory errors
     is_slowed: bool | None = None
     state: str = ""  # Ascend's health
-    recovery: str = ""  # what NVIDIA's driver asks for, such as Reset
+    recovery: str = ""  # the action that NVIDIA's driver requests, such as Reset
 
 
 def nvidia(text: str) -> list[ToolReadings]:
-    """Parse the output of ``--query-gpu`` for NVIDIA_FIELDS and one of LATER_FIELDS: CSV without header and units."""
+    """Parse the output of ``--query-gpu`` for NVIDIA_FIELDS and one of LATER_FIELDS.
+
+    The output is CSV without header and units.
+    """
     found = []
     for line in text.splitlines()[:MOST_DEVICES]:
         parts = [part.strip() for part in line.split(",")]
@@ -112,7 +115,7 @@ def ascend(text: str) -> list[ToolReadings]:
 
 
 def ascend_errors(text: str) -> float | None:
-    """Parse ``npu-smi info -t ecc``: return the number of uncorrected memory errors."""
+    """Parse ``npu-smi info -t ecc``, and return the number of uncorrected memory errors."""
     counts = re.findall(r"^\s*(?:HBM|DDR) Double Bit Error Count\s*:\s*([0-9]{1,9})\s*$", text, re.MULTILINE)
     return float(sum(map(int, counts))) if counts else None
 
@@ -142,10 +145,10 @@ _PART = 1 << 16
 
 
 class VendorTool:
-    """One program, used by one thread.
+    """One program; only one thread may use an instance.
 
     Args:
-        name: searched in PATH at each call.
+        name: the program, searched in PATH at each call.
         timeout_s: how long an answer may take.
     """
 
@@ -183,7 +186,7 @@ class VendorTool:
 
 
 def _all_of(pipe: int, until_s: float) -> bytes | None:
-    """Return all data from the pipe; None if that takes too long or is too much."""
+    """Return all data from the pipe; None if there is too much or it takes too long."""
     parts: list[bytes] = []
     size = 0
     poll = select.poll()

@@ -1,1 +1,1 @@
-"""The scheduler's process: its loop, inbound messages, followers and key file."""
+"""The scheduler process: its loop, inbound messages, followers and key file."""

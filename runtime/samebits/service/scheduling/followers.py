@@ -1,8 +1,8 @@
 """Answer status queries and push snapshots to followers, at a bounded cost.
 
-Any process that can connect may ask, as often as it likes. So not the queries but the cost of answers is limited: all
-queries of one pass get the same snapshot, and making snapshots takes at most ``SNAPSHOT_SHARE`` of the scheduler's
-time.
+Any process that can connect may send queries, as often as it likes. So the cost of answers is limited instead of the
+queries: all queries of one pass get the same snapshot, and creating snapshots takes at most ``SNAPSHOT_SHARE`` of the
+scheduler's time.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MAX_FOLLOWERS = 64
 MAX_ASKING = 1024  # queries in one pass; further ones must be repeated
 FOLLOW_INTERVAL_S = 0.5  # progress is pushed at most this often, other changes at once
 SNAPSHOT_SHARE = 0.1
-"""A snapshot that took t s is used for t × (1 / share - 1) s: 1 ms for few workers, longer for thousands."""
+"""A snapshot that took t s is reused for t × (1 / share - 1) s: 1 ms for few workers, longer for thousands."""
 NOTHING = Status(b"")
 
 
 class _Snapshot:
-    """The latest snapshot of a kind, renewed when its share of the time allows."""
+    """The latest snapshot of one kind, renewed as often as SNAPSHOT_SHARE allows."""
 
     def __init__(self, *, whole: bool) -> None:
         self._is_whole = whole
@@ -45,7 +45,7 @@ class _Snapshot:
         return self._latest
 
     def serves_for_s(self, now: float) -> float:
-        """Return how long after ``now`` the present snapshot stays in use, in seconds."""
+        """Return for how many seconds after ``now`` the current snapshot stays in use."""
         return max(0.0, self._serves_until - now)
 
 
@@ -63,7 +63,7 @@ class Followers:
         self._asking: dict[str, None] = {}  # by peer, in order
         self._whole = _Snapshot(whole=True)
         self._pushed = _Snapshot(whole=False)
-        self._doubted: dict[str, float] = {}  # followers that may be gone → when to check
+        self._doubted: dict[str, float] = {}  # followers that may be gone, and when to check them
         self._is_owed = False  # a change was not pushed yet, to limit the cost of snapshots
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class Followers:
             self._following[peer] = _Told(NOTHING, clock.now_s())
 
     def doubt(self, peer: str) -> None:
-        """Record that a connection of the peer closed; the peer may have asked again over another one."""
+        """Record that a connection of the peer closed; the peer may use another one by now."""
         if peer in self._following:
             self._doubted[peer] = clock.now_s() + FOLLOW_INTERVAL_S
 
@@ -91,7 +91,7 @@ class Followers:
                 del self._following[peer]
 
     def pause_s(self, now: float) -> float | None:
-        """Return how long the scheduler may sleep before the next push; None without followers."""
+        """Return for how long the scheduler may sleep before the next push; None without followers."""
         if not self._following:
             return None
         return min(FOLLOW_INTERVAL_S, self._pushed.serves_for_s(now)) if self._is_owed else FOLLOW_INTERVAL_S
@@ -110,9 +110,12 @@ class Followers:
     def tell_of_wait(self, server: Server, core: SchedulerCore, why: str) -> None:
         """Push the last snapshot with a warning, while the scheduler waits for its journal.
 
-        The core may hold decisions that are not durable, so no new snapshot is made.
+        The core may contain decisions that are not durable, so no new snapshot is created.
         """
-        now, view = clock.now_s(), self._pushed.view or self._whole.view  # a new follower had only an answer
+        now, view = (
+            clock.now_s(),
+            self._pushed.view or self._whole.view,
+        )  # maybe only an answer was sent
         if view is None:
             return
         waits = msgspec.structs.replace(view, ailments=(*view.ailments, why), notices=tuple(core.notices))

@@ -1,7 +1,7 @@
-"""Turn data from the scheduler's socket into events for its core, and reject the rest.
+"""Turn data from the scheduler's socket into events for its core, and reject invalid data.
 
-These checks need no knowledge of the job: is it a message, may a process of ours send it, and does its sender speak for
-itself. Nothing reaches the core without passing ``event_of``.
+These checks need no knowledge of the job: is the data a message, may a process of the job send it, and does the sender
+speak for itself? Nothing reaches the core without passing ``event_of``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from samebits.service.scheduling.unknown_peers import UnknownPeers, implausible
 MOST_DECISIONS, DECISIONS_S = 64, 10.0
 """Limit for decisions per period, so that no peer can flood the history."""
 MOST_ENDS = 256
-"""The same limit for reports of ended or observed processes."""
+"""The same limit for reports on ended or observed processes."""
 
 
 InboundEvent = Received | FromAnyProcess
@@ -47,7 +47,7 @@ class MessageServer(Protocol):
 
 
 class Inbound:
-    """Sorts the data that arrives over one line.
+    """Sorts the data that arrives at one server.
 
     Args:
         line: the server.
@@ -63,7 +63,7 @@ class Inbound:
         self._ended_at: deque[float] = deque()
 
     def event_of(self, incoming: Arrived | Garbled | Rejected) -> InboundEvent | None:
-        """Return the event for the core, or None."""
+        """Return the event for the core, or None if there is none."""
         match incoming:
             case Rejected(address, why):
                 self._strangers.rejected(address, why)
@@ -90,7 +90,10 @@ class Inbound:
             self._line.send(garbled.peer, Refused(garbled.peer, Refusal.PROTOCOL, 0.0, garbled.problem))
 
     def worth_saying(self, event: SchedulerEvent, ready: Ready, now: float) -> list[Note]:
-        """Return the notes on an event to log; fewer if many registrations are refused."""
+        """Return the notes on an event that should be logged.
+
+        If many registrations are refused, only some of the notes on them are returned.
+        """
         is_register = isinstance(event, Received) and isinstance(event.message, Register)
         if not is_register or ready.records or not ready.notes:
             return ready.notes
@@ -110,7 +113,7 @@ def _is_too_often(before: deque[float], most: int) -> bool:
 
 
 def _event_in(peer: str, message: object) -> InboundEvent | str:
-    """Return the event in a message, or why it has none."""
+    """Return the event in a message, or the reason why there is none."""
     problem = implausible(message)
     if problem is not None:
         return problem

@@ -1,7 +1,7 @@
-"""The journal of the scheduler's durable keys, in ``RECOVERY_PATH/keys``.
+"""Keep the journal of the scheduler's durable keys, in ``RECOVERY_PATH/keys``.
 
-A job without durable keys has no such folder. Unless the disk fails, no problem with it ends a training: if it cannot
-be read, every call is refused with the reason.
+A job without durable keys has no such folder. Unless the disk fails, no problem with this journal ends training: if it
+cannot be read, every call is refused with the reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from samebits.store.term_claim import TermClaim
 
 COMPACT_BYTES = 4 << 20
 APPEND_BYTES = 16 << 20
-"""Limit for one append: a pass may bring more than the journal takes at once."""
+"""Limit for one append, because a pass may bring more than the journal accepts at once."""
 
 
 class KeyFile:
@@ -37,25 +37,25 @@ class KeyFile:
         self._path = None if recovery_path is None else recovery_path / KEYS_FOLDER
         self._journal: Journal | None = None
         self._claim: TermClaim | None = None
-        self._is_named = False  # the job's id is written
-        self._uncompacted_bytes = 0  # its size when compaction failed
+        self._is_named = False  # whether the job's id is written
+        self._uncompacted_bytes = 0  # the journal's size when compaction failed
         self.is_loaded = False
 
     def claimed(self, claim: TermClaim) -> None:
         """Write under this claim from now on, and remove an earlier scheduler's unpublished files.
 
         Raises:
-            StoreError: the disk refuses.
+            StoreError: the disk reports an error.
         """
         self._claim = claim
         if self._path is not None and self._path.is_dir():
             remove_leftovers(self._path)
 
     def load(self, core: SchedulerCore) -> None:
-        """Load the stored keys into the core once the job is known. Another job's keys are moved aside.
+        """Load the stored keys into the core once the job is known; move another job's keys aside.
 
         Raises:
-            StoreError: the disk refuses.
+            StoreError: the disk reports an error.
         """
         self.is_loaded = True
         if self._path is None or not (self._path / JOURNAL_FILE).exists():
@@ -102,7 +102,7 @@ class KeyFile:
             refused. Training continues.
 
         Raises:
-            StoreError: the disk refuses and its content is unknown; the next scheduler reads it.
+            StoreError: the disk failed and its content is unknown; the next scheduler reads it.
             ClaimRemovedError: the claim is gone; :meth:`begin_again` makes the records durable.
         """
         if self._path is None or not records:
@@ -128,10 +128,10 @@ class KeyFile:
         return True
 
     def begin_again(self, claim: TermClaim, core: SchedulerCore) -> None:
-        """Write all durable keys again, because the folder or the previous claim was removed.
+        """Rewrite all durable keys, because the folder or the previous claim was removed.
 
         Raises:
-            StoreError: the disk refuses.
+            StoreError: the disk reports an error.
         """
         self.claimed(claim)
         self.close()
@@ -149,11 +149,11 @@ class KeyFile:
         except StoreError as error:
             if not journal.goes_on:
                 raise
-            self._uncompacted_bytes = journal.size_bytes  # tried again when the file has doubled
+            self._uncompacted_bytes = journal.size_bytes  # retried when the file has doubled
             log.warn(f"{error}. The keys are durable as they are")
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
+        """Close the file; a second call does nothing."""
         if self._journal is not None:
             self._journal.close()
             self._journal = None

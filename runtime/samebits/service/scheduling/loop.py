@@ -1,7 +1,7 @@
-"""The scheduler's loop: drain the socket, decide, make durable, send, sleep until the next event.
+"""Run the scheduler's loop: drain the socket, decide, make durable, send, sleep until the next event.
 
-One pass takes in everything that has arrived, lets the core decide on each event, writes all records with one fsync
-(losses get their own, first) and then sends. Deadlines are judged once the socket is drained. Consequences of all
+One pass reads everything that has arrived, lets the core decide on each event, writes all records with one fsync
+(losses get a separate one, first) and then sends. Deadlines are checked once the socket is drained. Consequences of all
 events together, such as a round with ten thousand invitations, are decided at that point too. A pass that is late by
 more than a heartbeat is reported to the core first, so that a stopped or starved scheduler loses no worker.
 """
@@ -65,12 +65,12 @@ from samebits.store.term_claim import TermClaim, impossible_claims
 
 COMPACT_BYTES = 4 << 20
 COLLECT_AFTER = 50_000  # objects allocated but not freed: a few MB
-CONNECTIONS_A_WORKER = 2  # its own, and that of a dying process or a waiting replacement
+CONNECTIONS_A_WORKER = 2  # the worker's own, and that of a dying process or a waiting replacement
 CONNECTIONS_OTHER = 1000  # tools, and room for strangers
-SAVES_AGAIN = 3  # in a row, if RECOVERY_PATH is removed during writes
+SAVES_AGAIN = 3  # attempts in a row, if RECOVERY_PATH is removed during writes
 WAIT_TOLD_EVERY_S = 15.0  # shorter than the gateway's own interval
 FAREWELL_S = 1.0
-MOST_LOOKS = 32  # at silent processes, in one pass: each takes 1 ms
+MOST_LOOKS = 32  # silent processes examined in one pass; each takes 1 ms
 _LOG_LEVELS = {Severity.INFO: logging.INFO, Severity.WARNING: logging.WARNING}
 
 
@@ -97,19 +97,19 @@ class SchedulerService:
 
     Args:
         settings: role scheduler.
-        on_job: called with the job's id and name once a seat in it is durable, before any worker is informed.
-        on_ready: called once the journal is read and the socket listens.
-        is_guest: the service runs in a thread of another program, whose garbage collection is left alone.
+        on_job: called with the job's id and name once a seat in the job is durable, before any worker is informed.
+        on_ready: called once the journal is read and the socket is listening.
+        is_guest: the service runs in a thread of another program, whose garbage collection is not changed.
 
     Attributes:
         strangers: refused connections and messages, counted by kind.
 
     Raises (from ``serve``):
-        SettingsError: CLUSTER_SECRET_FILE holds no usable secret, or one is required to listen there.
-        LockedError: another scheduler writes in RECOVERY_PATH.
-        SupersededError: another one has claimed a later term there; nothing written since was sent.
+        SettingsError: CLUSTER_SECRET_FILE contains no usable secret, or a secret is required to listen there.
+        LockedError: another scheduler is writing in RECOVERY_PATH.
+        SupersededError: another scheduler has claimed a later term there; nothing written since then was sent.
         JournalDamagedError: the journal cannot be read.
-        ListenError: the address cannot be listened on.
+        ListenError: the scheduler cannot listen on its address.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class SchedulerService:
         self._on_ready = on_ready
         self._is_guest = is_guest
         role = f"scheduler on port {settings.sched_port}"
-        # A scheduler on another host may have replaced this one, so an idle one must check its claim.
+        # A scheduler on another host may have replaced this one, so an idle scheduler must check its claim.
         self._doubt_s = math.inf if names_one(settings.sched_host) else settings.node_timeout_s / 2
         self._doubts_at = clock.now_s() + self._doubt_s
         self._lock = DirectoryLock(settings.recovery_path.resolve(), role, is_needed=not settings.enable_recovery)
@@ -145,13 +145,13 @@ class SchedulerService:
         self._keys = KeyFile(settings.recovery_path.resolve() if settings.enable_recovery else None)
 
     def stop(self, by: str) -> None:
-        """Request a graceful end. Callable from any thread and from a signal handler."""
+        """Request a graceful end; callable from any thread and from a signal handler."""
         self._stop_by.append(by)
         if self._server is not None:
             self._server.wake()
 
     def abandon(self) -> None:
-        """Stop serving without notice and leave the journal as it is. Callable from any thread."""
+        """Stop serving without notice and leave the journal unchanged; callable from any thread."""
         self._abandoned = True
         if self._server is not None:
             self._server.wake()
@@ -230,7 +230,11 @@ class SchedulerService:
     # ---- loading
 
     def _claim_in(self, gateway: EtcdGateway, path: Path, place: Sequence[tuple[str, int]]) -> TermClaim | JobEnded:
-        """Claim the job once no other scheduler serves it; return how it ended if that happened meanwhile."""
+        """Claim the job once no other scheduler serves it.
+
+        Returns:
+            The claim, or how the job ended if it ended meanwhile.
+        """
         log.say(f"the journal is in {gateway.place}; {path} holds a copy")
         lease_s = max(2, math.ceil(self._settings.node_timeout_s))
         holder = LockHolder.this_process(self._lock.role).note()
@@ -245,7 +249,7 @@ class SchedulerService:
             refresh_folder(path, gateway)
             if waits and has_finished(path):
                 return JobEnded(EndKind.FINISHED, "the job finished while this scheduler stood by")
-            with contextlib.suppress(LockedError):  # another one that stood by was faster
+            with contextlib.suppress(LockedError):  # another standby scheduler was faster
                 take_over = TakeOver(turn.condition, notice.announcement())
                 claim = TermClaim.take(path, self._lock.role, lambda: written_term(path), gateway, take_over)
                 notice.begin(claim)
@@ -275,12 +279,12 @@ class SchedulerService:
             )
         policy = replace(policy_of(settings), token=read_token(settings.log_dir))
         ours = dict(policy.settings)
-        if any(ours.get(name) != value for name, value in state.settings):  # ours may be newer, and have more
+        if any(ours.get(name) != value for name, value in state.settings):  # this version may have more settings
             raise ForeignFolderError(
                 f"RECOVERY_PATH={path} holds job {state.job} with {_shown(state.settings)}, this scheduler was started "
                 f"with {_shown(policy.settings)}: start it with the job's values, or `{spelled('run', '--fresh')}`"
             )
-        # After the first seat, an empty journal means a lost one, and the launcher's id is used up.
+        # After the first seat, an empty journal means that it was lost, and the launcher's id is already used.
         has_begun = read_owner(settings.log_dir) is not None
         core = SchedulerCore(
             policy,
@@ -316,7 +320,7 @@ class SchedulerService:
                 then = goes_on if self._settings.enable_recovery else ends
                 raise SchedulerLeftError(f"this scheduler was told to exit; {then}")
             now = clock.now_s()
-            # A slow disk, or a SIGSTOP during a write, counts like one while it slept.
+            # Delays by a slow disk, or by a SIGSTOP during a write, count like those during the sleep.
             late_s = now - decided_at - pause_s
             events = self._take_in(server, core, inbound, now)
             events += self._seen_dead(server, dead)
@@ -342,10 +346,10 @@ class SchedulerService:
                 return this_pass.ended
 
     def _see_off(self, server: Server, core: SchedulerCore) -> None:
-        """Stay until processes without a seat have read that the job is over and left, for ``FAREWELL_S`` at most.
+        """Wait, at most ``FAREWELL_S``, until processes without a seat know that the job is over.
 
-        A client of ZeroMQ that queues nothing while it is unconnected also drops what it has not read when the
-        connection closes. Such a process would take itself for the first of the next job.
+        A ZeroMQ client that queues nothing while it is unconnected also drops unread messages when the connection
+        closes. Such a process would consider itself the first one of the next job.
         """
         there, until = set(core.waiting_sessions()), clock.now_s() + FAREWELL_S
         while there and (left_s := until - clock.now_s()) > 0:
@@ -367,7 +371,7 @@ class SchedulerService:
         return ready
 
     def _take_in(self, server: Server, core: SchedulerCore, inbound: Inbound, now: float) -> list[SchedulerEvent]:
-        """Return the events that have arrived, without repeated heartbeats, which need no further processing."""
+        """Return the events that have arrived, without repeated heartbeats, which need no processing."""
         events: list[SchedulerEvent] = []
         while self._stop_by:
             events.append(StopJob(self._stop_by.pop()))
@@ -396,7 +400,7 @@ class SchedulerService:
                 self._save(journal, core, this_pass)
             except ClaimRemovedError as error:
                 self._save_all_again(journal, core, error)
-        if core.state.seats and not self._keys.is_loaded:  # until then it may still become another, rebuilt job
+        if core.state.seats and not self._keys.is_loaded:  # otherwise a rebuilt job may replace it
             self._keys.load(core)
             if self._on_job is not None:
                 self._on_job(core.state.job, core.state.name)
@@ -429,11 +433,11 @@ class SchedulerService:
             return True
 
     def _save_all_again(self, journal: Journal, core: SchedulerCore, why: ClaimRemovedError) -> None:
-        """Claim an emptied RECOVERY_PATH again and write everything from memory.
+        """Reclaim an emptied RECOVERY_PATH, and write everything from memory.
 
         Raises:
-            SupersededError: another scheduler has begun there.
-            StoreError: the disk refuses, or the folder is removed repeatedly.
+            SupersededError: another scheduler has started there.
+            StoreError: the disk reports an error, or the folder is removed repeatedly.
         """
         path = self._settings.recovery_path.resolve()
         log.warn(f"{why}. This scheduler rewrites everything there from memory")
@@ -504,7 +508,7 @@ class SchedulerService:
         return False
 
     def _seen_silent(self, core: SchedulerCore, now: float) -> list[Seen]:
-        """Look at the silent processes on this host that the next Tick will report."""
+        """Examine the silent processes on this host that the next tick will report."""
         here, found = host_id(), []
         for seat in core.silent(now)[:MOST_LOOKS]:
             if seat.process.host == here:
@@ -524,7 +528,7 @@ class SchedulerService:
 def closes_first(events: list[SchedulerEvent]) -> list[list[SchedulerEvent]]:
     """Split off losses, which must not wait for hundreds of heartbeats that arrived with them.
 
-    Earlier messages of the closed sessions stay before their close; there is no order between connections.
+    Earlier messages of a closed session stay before its loss; messages of different connections have no order.
     """
     closed = {event.session for event in events if isinstance(event, Closed)}
     if not closed:
@@ -539,9 +543,10 @@ def closes_first(events: list[SchedulerEvent]) -> list[list[SchedulerEvent]]:
 
 @contextlib.contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Collect garbage less often: ten thousand registrations are many objects without cycles.
+    """Collect garbage less often during the block.
 
-    With Python's thresholds, collections took a sixth of the time that forming a job cost.
+    Ten thousand registrations create many objects without cycles. With Python's thresholds, collections took a sixth of
+    the time needed to form a job.
     """
     before = gc.get_threshold()
     gc.set_threshold(COLLECT_AFTER, *before[1:])
@@ -558,7 +563,7 @@ def most_connections(settings: Settings) -> int:
 
 
 def policy_of(settings: Settings) -> Policy:
-    """Return the settings that the core's decisions depend on."""
+    """Return the settings on which the core's decisions depend."""
     return Policy(
         world_size=settings.worker_num,
         job_name=settings.job_name,

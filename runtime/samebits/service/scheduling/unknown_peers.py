@@ -1,6 +1,6 @@
-"""Limit and report what peers without a seat send: port scanners, wrong secrets, floods.
+"""Limit and report what peers without a seat do: port scans, wrong secrets, floods.
 
-Their actions are counted in a table of fixed size and reported at most once per ``LINE_INTERVAL_S`` and kind, so that
+Offences are counted in a table of fixed size and reported at most once per ``LINE_INTERVAL_S`` and kind, so that
 neither memory nor the log grows with them. The module also checks fields that the schema does not limit.
 """
 
@@ -18,20 +18,20 @@ from samebits.net.server import Rejection
 
 LINE_INTERVAL_S = 30.0
 LOOK_S = 0.05  # ten thousand heartbeats wake the scheduler a thousand times a second
-GATHER_S = 0.5  # refused peers retry at once: the first line waits this long to count them and their addresses
+GATHER_S = 0.5  # refused peers retry at once, so the first line waits this long to count them and their addresses
 MAX_ADDRESSES = 64
 """Addresses counted separately per line. Memory is at most len(Offence) × this many short texts."""
 NAMED_ADDRESSES = 3
 UNSAID = 64
-"""Connections that send nothing, such as port checks, that are normal in ``LINE_INTERVAL_S``."""
+"""The normal number of connections that send nothing, such as port checks, in ``LINE_INTERVAL_S``."""
 REFUSALS_SAID = 64
-"""Refused registrations logged one by one in ``LINE_INTERVAL_S``: enough for a host's waiting workers."""
+"""Refused registrations logged individually in ``LINE_INTERVAL_S``: enough for a host's waiting workers."""
 
 MAX_PID = 1 << 22  # Linux's own limit (proc(5), pid_max)
 
 
 class Offence(enum.Enum):
-    """Offence of an unknown peer, as worded after "refused N"."""
+    """An offence of an unknown peer; the value is its wording after "refused N"."""
 
     SECRET = "connections with another secret"
     MECHANISM = "connections with a secret on one side only"
@@ -61,7 +61,7 @@ _OFFENCE_OF = {
 
 @dataclass(slots=True)
 class _Tally:
-    """Offences of one kind since its last line."""
+    """The offences of one kind since the last log line about it."""
 
     count: int = 0
     by_address: Counter[str] = field(default_factory=Counter)
@@ -80,7 +80,7 @@ class UnknownPeers:
     def __init__(self) -> None:
         self.totals: Counter[Offence] = Counter()
         self._tallies = {offence: _Tally() for offence in Offence}
-        self._is_counting = False  # something was counted that may have to be logged
+        self._is_counting = False  # whether a counted offence may have to be logged
         self._look_at = float("-inf")
         self._refusals_said = 0
         self._refusals_from = float("-inf")
@@ -94,7 +94,7 @@ class UnknownPeers:
         self._count(Offence.GARBLED, address, problem)
 
     def refused(self, address: str, notes: Sequence[Note], now: float) -> list[Note]:
-        """Return the notes on a refused registration to log; none if many were logged just before."""
+        """Return the notes on a refused registration to log; none if many were just logged."""
         if now - self._refusals_from >= LINE_INTERVAL_S:
             self._refusals_from, self._refusals_said = now, 0
         self._refusals_said += 1
@@ -104,7 +104,10 @@ class UnknownPeers:
         return []
 
     def lines(self, now: float, *, is_last: bool = False) -> list[Note]:
-        """Return the log lines due now, nearly always none; with ``is_last``, all that were not logged yet."""
+        """Return the log lines that are due now, usually none.
+
+        With ``is_last``, return all lines that were not logged yet.
+        """
         said: list[Note] = []
         if not self._is_counting or (now < self._look_at and not is_last):
             return said
@@ -146,7 +149,7 @@ class UnknownPeers:
 
 
 def implausible(message: object) -> str | None:
-    """Return why no process of ours would send this well-formed message, or None."""
+    """Return why no process of a job would send this well-formed message, or None."""
     if isinstance(message, Register):
         process = message.process
         if not 0 < process.pid <= MAX_PID or process.started_at < 0:

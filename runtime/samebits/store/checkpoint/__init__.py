@@ -1,11 +1,11 @@
-"""The checkpoints of one rank: write, find, verify, read, copy and remove them.
+"""Write, find, verify, read, copy and remove the checkpoints of one rank.
 
 A point is a directory with a safetensors file of the tensors, and a manifest of everything else with a hash of every
-chunk of the data. The same two files may first lie in a slot of shared memory, which survives the process that filled
-it, and from which a separate process writes them to disk. A point gets its name once it is complete, and is returned
-only after its hashes were compared.
+chunk of the data. The same two files may first be in a slot of shared memory. The slot survives the process that filled
+it, and a separate process writes it to disk. A point gets its name once it is complete, and is returned only after its
+hashes have been compared.
 
-This package does not import torch. The choice of the point to resume is made elsewhere.
+This package does not import torch, and does not choose the point to resume from.
 """
 
 from __future__ import annotations

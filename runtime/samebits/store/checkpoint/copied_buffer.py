@@ -1,12 +1,12 @@
-"""Copy a hashed memory slot to another host: read it in pieces at one end, rebuild it at the other.
+"""Copy a hashed memory slot to another host, in pieces.
 
 The manifest and the data file form one stream, in this order. The manifest has the hash of every chunk, so the receiver
-compares each chunk as it completes, in its final place in memory. A point that changed on the way, or in its slot while
-it was read, never becomes a copy.
+verifies each chunk as it completes, in its final place in memory. A point that changed in transit, or in its slot while
+it was being read, never becomes a copy.
 
 The receiver overwrites nothing until the complete manifest has arrived and matches the offer, and the newest copy stays
 until the new one is complete. The sender refills a slot two saves later even if it is still being read. By then the
-same bytes are on disk, and the rest is read from there.
+same bytes are on disk, and the sender reads the rest from there.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class CopyOffer:
         slot: the point's slot.
         point: its step and generation.
         digest: xxh3_128 of its manifest; identifies an existing copy.
-        manifest_bytes: first part of the stream.
-        data_bytes: second part of the stream.
+        manifest_bytes: size of the manifest, the first part of the stream.
+        data_bytes: size of the data file, the second part.
     """
 
     job: str
@@ -62,7 +62,7 @@ class CopyOffer:
 
     @property
     def stream_bytes(self) -> int:
-        """Return the size of the whole stream."""
+        """Return the total size of the stream."""
         return self.manifest_bytes + self.data_bytes
 
 
@@ -71,8 +71,8 @@ class OutgoingCopy:
 
     Args:
         descriptor: the slot's open file.
-        header: read from the slot.
-        manifest_data: read from the slot.
+        header: the slot's header.
+        manifest_data: the manifest's bytes, read from the slot.
         folder: the folder with the rank's points; None for an object store.
 
     Attributes:
@@ -99,11 +99,11 @@ class OutgoingCopy:
         self._durable = None if folder is None else folder / point_name(whose.point)
 
     def piece(self, offset: int, size_bytes: int) -> bytes | None:
-        """Return this part of the stream, or None if the data is no longer available.
+        """Return a part of the stream, or None if the data is no longer available.
 
         Args:
-            offset: in the stream.
-            size_bytes: at most this many bytes, up to the end of the stream.
+            offset: where the part begins in the stream.
+            size_bytes: the maximum length; less is returned only at the end of the manifest or of the stream.
         """
         begin = offset - len(self._manifest_data)
         if begin < 0:
@@ -112,15 +112,15 @@ class OutgoingCopy:
         try:
             data = os.pread(self._descriptor, size_bytes, self._data_offset + begin)
         except OSError:
-            return None  # the disk fails; the point's own writer reports that
+            return None  # a disk failure; the point's own writer reports it
         if len(data) == size_bytes and self._is_unchanged():
             return data
         return self.piece(offset, size_bytes) if self._turns_to_disk() else None
 
     def _is_unchanged(self) -> bool:
-        """Return whether the slot still holds this point; a slot's header is cleared before a refill.
+        """Return whether the slot still holds this point.
 
-        A point on disk never changes.
+        A slot's header is cleared before the slot is refilled. A point on disk never changes.
         """
         if self._header is None:
             return True
@@ -130,7 +130,7 @@ class OutgoingCopy:
             return False
 
     def _turns_to_disk(self) -> bool:
-        """Switch to the data file on disk if it holds this very point; return whether that succeeded."""
+        """Switch to the data file on disk if it holds this exact point; return whether it does."""
         if self._durable is None or self._header is None:
             return False
         try:
@@ -139,7 +139,7 @@ class OutgoingCopy:
                     return False
             descriptor = durable.open_regular(self._durable / DATA_FILE)
         except OSError:
-            return False  # never written, or removed because a newer one is being saved
+            return False  # never written, or removed because a newer point is being saved
         os.close(self._descriptor)
         self._descriptor, self._data_offset, self._header = descriptor, 0, None
         return True
@@ -150,12 +150,12 @@ class OutgoingCopy:
 
 
 def outgoing_copy(directory: int, path: Path, root: Location | None = None) -> OutgoingCopy | None:
-    """Return the hashed point of the slot; None if there is none.
+    """Return the slot's hashed point, ready to be sent; None if there is none.
 
     Args:
         directory: an open descriptor of the slot's folder.
         path: the slot's file.
-        root: the job's checkpoint folder, where the point is written as well.
+        root: the job's checkpoint folder, to which the point is written as well.
 
     Raises:
         CheckpointError: the slot's content cannot be used.
@@ -179,11 +179,11 @@ class IncomingCopy:
     """A point that is being received, in order, into the least valuable slot of a room.
 
     Args:
-        room: where the copies of that slot are kept.
+        room: where copies of the offered slot are kept.
         offer: describes the point.
 
     Raises:
-        CheckpointError: there can be no such point.
+        CheckpointError: no rank can have saved such a point.
     """
 
     def __init__(self, room: MemoryRoom, offer: CopyOffer) -> None:
@@ -193,12 +193,14 @@ class IncomingCopy:
         self._room = room
         self._manifest_data = bytearray()
         self._manifest: Manifest | None = None
-        self._slot: MemoryBuffer | None = None  # once the manifest is there
+        self._slot: MemoryBuffer | None = None  # None until the manifest is complete
         self._data = memoryview(b"")
         self._compared_bytes = 0  # of the data
 
     def take(self, piece: bytes | memoryview) -> bool:
-        """Store the next bytes of the stream; return whether the point is complete and can be found from now on.
+        """Store the next bytes of the stream; return whether the point is complete.
+
+        A complete point can be found from now on.
 
         Raises:
             CheckpointError: the point is not the one that was offered, or its hashes differ.
@@ -229,7 +231,7 @@ class IncomingCopy:
         return is_abandoned(point, self.offer.point)
 
     def _opened(self) -> MemoryBuffer:
-        """Open the slot to fill; its old content is gone."""
+        """Open the slot to fill; this discards its old content."""
         slot = self._room.next_slot(self._is_abandoned)
         slot.reserve(self.offer.manifest_bytes, self.offer.data_bytes)
         slot.open()
@@ -254,7 +256,7 @@ class IncomingCopy:
         return manifest
 
     def _compare(self, manifest: Manifest, filled_bytes: int) -> None:
-        """Compare every chunk that is complete by now."""
+        """Verify every chunk that is complete by now."""
         size = manifest.chunk_bytes
         while self._compared_bytes < filled_bytes:
             start, end = self._compared_bytes, min(self._compared_bytes + size, self.offer.data_bytes)
@@ -276,7 +278,7 @@ def _require_possible(offer: CopyOffer) -> None:
 
 
 def has_copy(room: MemoryRoom, offer: CopyOffer) -> bool:
-    """Return whether the room already has this very point."""
+    """Return whether the room already has this exact point."""
     return any(found.point == offer.point and _digest_of(room, found) == offer.digest for found in room.points())
 
 

@@ -1,4 +1,4 @@
-"""A rank's folder: the names in it, and its points, found without reading their data.
+"""List the points in a rank's folder, without reading their data.
 
 ::
 
@@ -7,9 +7,9 @@
   <root>/<rank>/damaged-<n>-step_…                                                a damaged point, kept
   <root>/<prefix>/<rank>/…                                                        the same, below a prefix
 
-A directory has a point's name only while both of its files are complete: one rename gives it that name, and one takes
-it away. :func:`scan` lists the points, with a reason for each that cannot be used; it reads only manifests and the
-sizes of data files. :func:`survey` lists all entries for people. It takes no lock and may run beside a training job, so
+A directory has a point's name only while both of its files are complete: one rename gives it the name, and another
+removes it. :func:`scan` lists the points, with a reason for each that cannot be used; it reads only manifests and the
+sizes of data files. :func:`survey` lists all entries, for display. It takes no lock and may run during training, so
 entries that a writer renames or removes meanwhile are left out instead of being reported as damaged.
 """
 
@@ -50,7 +50,7 @@ def rank_directory(root: Path, rank: int) -> Path:
 
 
 def slots_in(root: Path) -> list[int]:
-    """Return the slots that have a folder there, in order.
+    """Return the slots that have a folder below ``root``, in order.
 
     Raises:
         StoreError: the folder cannot be read.
@@ -72,7 +72,7 @@ def is_prefix(name: str) -> bool:
 
 
 def parse_point_name(name: str) -> Point | None:
-    """Return the point that a directory's name stands for; None for any other name."""
+    """Return the point that a directory's name encodes; None for any other name."""
     match = _POINT_NAME.fullmatch(name)
     if match is None:
         return None
@@ -88,7 +88,11 @@ def oldest_step_in(directory: Path) -> int:
 
 
 def parse_temporary_name(name: str) -> tuple[ProcessIdentity, Point | None] | None:
-    """Return the process that writes or removes a directory of this name, and its point; None for other names."""
+    """Parse a temporary directory's name: the process that uses it, and its point.
+
+    Returns:
+        None for other names.
+    """
     match = _TEMPORARY_NAME.fullmatch(name)
     return None if match is None else (ProcessIdentity(int(match[1]), int(match[2])), parse_point_name(match[3]))
 
@@ -121,7 +125,7 @@ def sweep_temporaries(directory: Path) -> None:
 
 
 def move_damaged_aside(path: Path) -> Path:
-    """Rename a damaged point so that its name is free; nothing is deleted."""
+    """Rename a damaged point to free its name; nothing is deleted."""
     for number in itertools.count(1):
         aside = path.with_name(f"damaged-{number}-{path.name}")
         if not os.path.lexists(aside):
@@ -132,7 +136,9 @@ def move_damaged_aside(path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class FoundPoint:
-    """A point on disk or in memory, with its ``manifest`` or with the ``problem`` that makes it unusable.
+    """A point on disk or in memory, possibly unusable.
+
+    It has either a ``manifest``, or a ``problem`` that makes it unusable.
 
     A point with a manifest may still have a changed byte in its data; only verifying or reading it shows that.
 
@@ -141,7 +147,7 @@ class FoundPoint:
         point: its step and generation.
         manifest: None if the point cannot be used.
         problem: why it cannot be used; None if it can.
-        data_offset: where the data file's bytes begin in the slot; None for a directory.
+        data_offset: where the data file's bytes begin in the memory slot; None for a directory.
     """
 
     path: Path
@@ -162,20 +168,21 @@ class FoundPoint:
 
     @property
     def is_usable(self) -> bool:
-        """Return whether manifest and sizes are valid."""
+        """Return whether the manifest and the sizes are valid."""
         return self.manifest is not None
 
     def require_manifest(self) -> Manifest:
-        """Return the manifest; raise :class:`CheckpointError` with the problem if there is none."""
+        """Return the manifest, or raise :class:`CheckpointError` with the problem."""
         if self.manifest is None:
             raise CheckpointError(self.problem or f"{self.path} cannot be used")
         return self.manifest
 
 
 def scan(directory: Path, job: str | None) -> list[FoundPoint]:
-    """Return the points in a rank's folder (``rank_directory``), newest first; other entries are ignored.
+    """Return the points in a rank's folder (``rank_directory``), newest first.
 
-    A point of another job, rank or step is listed as unusable, like a damaged one.
+    Other entries are ignored. A point whose manifest names another job, rank or step is listed as unusable, like a
+    damaged one.
 
     Args:
         directory: the rank's folder.
@@ -194,7 +201,7 @@ def scan(directory: Path, job: str | None) -> list[FoundPoint]:
 
 
 def inspect_point(path: Path, point: Point, job: str | None) -> FoundPoint:
-    """Describe one point of a rank's folder, as :func:`scan` does."""
+    """Inspect one point of a rank's folder, as :func:`scan` does."""
     try:
         manifest = _manifest_in(path)
         _require_identity(path, point, job, manifest.header)
@@ -204,7 +211,7 @@ def inspect_point(path: Path, point: Point, job: str | None) -> FoundPoint:
 
 
 def point_in(path: Path) -> FoundPoint:
-    """Describe the point in a directory of any name and place, as its manifest identifies it.
+    """Inspect the point in any directory; its manifest identifies it.
 
     Raises:
         CheckpointError: there is no readable manifest, or the data file has a different size.
@@ -251,7 +258,10 @@ def _require_identity(path: Path, point: Point, job: str | None, header: PointHe
 
 
 class EntryState(Enum):
-    """The state of an entry in a rank's folder; ``WHOLE`` is judged by manifest and sizes, not by the data's hashes."""
+    """The state of an entry in a rank's folder.
+
+    ``WHOLE`` means that the manifest and the sizes are valid; the data's hashes are not compared.
+    """
 
     WHOLE = "whole"
     DAMAGED = "damaged"
@@ -267,10 +277,10 @@ class FolderEntry:
     Attributes:
         slot: the rank's slot.
         path: the directory.
-        point: by the directory's name.
+        point: the point that the directory's name encodes.
         state: the state of the directory.
-        why: the reason if it is not whole.
-        header: from the manifest; of a whole point only.
+        why: the reason if the state is not ``WHOLE``.
+        header: the manifest's header; None unless the state is ``WHOLE``.
         size_bytes: the total size of its files.
         changed_at_s: when its newest file was written, in seconds since 1970.
     """
@@ -286,7 +296,10 @@ class FolderEntry:
 
 
 def survey(root: Path) -> list[FolderEntry]:
-    """Return all entries of ranks' folders below a job's checkpoint folder, by slot, newest point first.
+    """Return all entries of the ranks' folders, by slot, newest point first.
+
+    Args:
+        root: the job's checkpoint folder.
 
     Raises:
         StoreError: a folder cannot be read.
@@ -295,9 +308,12 @@ def survey(root: Path) -> list[FolderEntry]:
 
 
 def newest_common_point(entries: list[FolderEntry]) -> tuple[Point, int] | None:
-    """Return the newest point that all ranks of its world hold whole, with that world's size, or None.
+    """Return the newest point that every rank of its world has saved, with the world size.
 
-    Decided by manifests and sizes, as :func:`survey` found them.
+    Manifests and sizes decide, as :func:`survey` found them.
+
+    Returns:
+        None if there is no such point.
     """
     ranks: dict[tuple[Point, int], set[int]] = {}
     for entry in entries:
@@ -307,7 +323,10 @@ def newest_common_point(entries: list[FolderEntry]) -> tuple[Point, int] | None:
 
 
 def folders_with_points(root: Path) -> list[Path]:
-    """Return the folders that hold ranks' folders: the job's own and those of CheckpointConfig(prefix=…)."""
+    """Return the folders that contain ranks' folders.
+
+    These are the job's own folder and those of CheckpointConfig(prefix=…).
+    """
     with durable.disk_errors(root, "looking for checkpoints"):
         try:
             below = sorted(entry for entry in root.iterdir() if is_prefix(entry.name) and entry.is_dir())
@@ -321,12 +340,12 @@ def job_of(directory: Path) -> str | None:
     try:
         owner = read_owner(directory)
     except StoreError:
-        return None  # reported to the folder's writer; not needed for looking at points
+        return None  # the folder's writer reports this; listing points does not need the owner
     return None if owner is None else owner.job
 
 
 def is_gone(found: FoundPoint) -> bool:
-    """Return whether the point was removed or renamed since it was found."""
+    """Return whether the point has been removed or renamed since it was found."""
     return not os.path.lexists(found.path)
 
 

@@ -1,19 +1,20 @@
-"""A slot: one point in a mapped file in /dev/shm, which survives its process.
+"""A memory slot: one point in a mapped file in /dev/shm, which survives its process.
 
 ::
 
   header (one page) | manifest.msgpack, and room for a longer one | data.safetensors, from a page's start on
 
 To fill a slot: reserve, open, copy (by the caller), seal, hash. The bytes have the layout of the files on disk, so the
-writer streams them out unchanged. The header states which bytes are valid, is written last, and carries a hash of
-itself. So a kill at any instruction leaves a slot that matches its header, or has none. The data is hashed in place,
-before it is written to disk or, if it is large, at the same time.
+writer writes them out unchanged. The header states which bytes are valid, is written last, and contains its own hash.
+So a kill at any instruction leaves a slot that matches its header or has no header. The data is hashed in place, before
+it is written to disk or, if it is large, at the same time.
 
-A slot has three stages. Open: no header, bytes are being copied. Sealed: all bytes are there but not hashed, valid only
-for the writer that hashes them next. Hashed: the manifest has the digests, and the point may be found after a crash.
+A slot has three stages. Open: there is no header, and bytes are being copied. Sealed: all bytes are present but not
+hashed; only the writer, which hashes them next, may use them. Hashed: the manifest has the digests, and the point can
+be found after a crash.
 
-The kernel charges a file in /dev/shm to the process that fills it, so free space in the file system is not enough. How
-much memory may be reserved is read from proc(5) and the control groups' files.
+The kernel charges a file in /dev/shm to the process that fills it, so free space in the file system is not enough. The
+amount of memory that may be reserved is read from proc(5) and the control groups' files.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _MAPPED_AT_ONCE = 16 * 1024 * 1024
 
 
 class BufferStage(enum.IntEnum):
-    """How complete a slot's content is; an empty slot has no header."""
+    """The stage of a slot's content; an empty slot has no header."""
 
     SEALED = 1
     HASHED = 2
@@ -67,8 +68,8 @@ class SlotHeader:
     """The header of a slot.
 
     Attributes:
-        sequence: grows with every point of the rank; the newer of two slots has the greater one.
-        stage: how the content may be used.
+        sequence: increases with every point of the rank, so the newer of two slots has the greater number.
+        stage: determines how the content may be used.
         manifest_bytes: the size of the manifest, which follows the header.
         data_offset: where the data file's bytes begin.
         data_bytes: size of the data file.
@@ -81,7 +82,7 @@ class SlotHeader:
     data_bytes: int
 
     def encode(self) -> bytes:
-        """Return the bytes of the header, its own hash last."""
+        """Return the bytes of the header, which end with their own hash."""
         sizes = (self.manifest_bytes, self.data_offset, self.data_bytes)
         fields = _FIELDS.pack(_MAGIC, self.sequence, self.stage, *sizes)
         return fields + xxhash.xxh3_128_digest(fields)
@@ -119,10 +120,10 @@ class BufferGoneError(StoreError):
 
 
 class MemoryBuffer:
-    """A slot, as its rank's trainer fills it; the caller holds the lock of its room.
+    """A slot that its rank's trainer fills; the caller holds the lock of its room.
 
     Args:
-        path: for messages and for finding the point by name.
+        path: the slot's file, for messages and for finding the point by name.
         directory: an open descriptor of the file's folder, already checked to belong to this user.
     """
 
@@ -141,7 +142,7 @@ class MemoryBuffer:
         try:
             return read_header(descriptor)
         except CheckpointError:
-            return None  # reported when points are looked for; here the slot only needs to be filled
+            return None  # reported when points are listed; here the slot only needs to be filled
         finally:
             os.close(descriptor)
 
@@ -152,10 +153,10 @@ class MemoryBuffer:
         return self._data_offset + data_bytes > len(self._view)
 
     def reserve(self, manifest_bytes: int, data_bytes: int) -> bool:
-        """Reserve room for a point of this size; return whether the memory was mapped again.
+        """Reserve memory for a point of this size; return whether it was remapped.
 
-        If so, the old content is gone and all views must be made again. Existing memory is reused, even a
-        predecessor's, because the kernel takes several times as long to clear new memory as it takes to fill it.
+        If so, the old content is gone and all views must be recreated. Existing memory is reused, even that of an
+        earlier process, because the kernel takes several times as long to clear new memory as it takes to fill it.
 
         Raises:
             BufferGoneError: the slot's folder is gone.
@@ -213,7 +214,7 @@ class MemoryBuffer:
         """Mark all bytes as present; until the slot is hashed, the manifest has no digests.
 
         Raises:
-            BufferGoneError: the memory has lost its name, so no writer could find it.
+            BufferGoneError: the slot's file was removed, so no writer could find it.
         """
         self._view[HEADER_BYTES : HEADER_BYTES + len(manifest)] = manifest
         header = SlotHeader(sequence, stage, len(manifest), self._data_offset, data_bytes)
@@ -237,17 +238,20 @@ class MemoryBuffer:
         os.unlink(self.path.name, dir_fd=self._directory)
 
     def close(self) -> None:
-        """Drop the mapping; the memory is unmapped with the last view of it."""
+        """Drop the mapping; the memory is unmapped when its last view is released."""
         self._view = memoryview(b"")
         self._memory = None
         self._data_offset = 0
 
 
 def open_slot(directory: int, path: Path, flags: int) -> int | None:
-    """Open a slot's file if it is a plain file of this user with one link; None if there is none.
+    """Open a slot's file if it is a plain file of this user with one link.
+
+    Returns:
+        None if there is no such file.
 
     Raises:
-        StoreError: something else has its name.
+        StoreError: something else has this name.
     """
     with durable.disk_errors(path, "opening the memory slot"):
         try:
@@ -288,13 +292,13 @@ def _in_pages(size_bytes: int) -> int:
 BESIDE_BYTES = 1 << 30
 """From this size on, hashing runs in a thread beside the writing, which takes four times as long.
 
-At 64 and 512 MiB a thread made a save durable no sooner, cost half as much CPU again, and slowed training down.
+At 64 and 512 MiB, a thread did not make a save durable sooner, took 50% more CPU time, and slowed training down.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class HashedPoint:
-    """A point in memory, and the bytes of its two files; the hashes may still be in progress.
+    """A point in memory, and the bytes of its two files; hashing may still be in progress.
 
     Attributes:
         header: identifies the point.
@@ -316,12 +320,14 @@ class HashedPoint:
 
 @contextlib.contextmanager
 def hashed(path: Path, directory: int, on_hashed: Callable[[], object] = lambda: None) -> Iterator[HashedPoint]:
-    """Hash a sealed slot, unless it is hashed already, before the block or while it runs.
+    """Hash a sealed slot before the ``with`` block or while it runs.
+
+    A slot that is already hashed is not hashed again.
 
     Args:
         path: the slot's file, for messages.
         directory: an open descriptor of its folder.
-        on_hashed: called, possibly in a thread of its own, once the slot is marked as hashed.
+        on_hashed: called, possibly in a separate thread, once the slot is marked as hashed.
 
     Raises:
         CheckpointError: the slot is not sealed, or its header and manifest disagree.
@@ -338,7 +344,7 @@ def hashed(path: Path, directory: int, on_hashed: Callable[[], object] = lambda:
         if manifest.data_bytes != header.data_bytes:
             raise CheckpointError(f"{path}: its header and its manifest belong to different points")
         end = header.data_offset + header.data_bytes
-        # Not closed here: a propagating error may still hold a view, and the mapping ends with the last one.
+        # Not closed here: a propagating error may still hold a view, and the last view to be released unmaps it.
         memory = mmap.mmap(descriptor, end, mmap.MAP_SHARED, mmap.PROT_READ)
         data = memoryview(memory)[header.data_offset :]
 
@@ -362,7 +368,7 @@ def hashed(path: Path, directory: int, on_hashed: Callable[[], object] = lambda:
 def _hash(descriptor: int, path: Path, header: SlotHeader, manifest: Manifest, data: memoryview) -> bytes:
     size = manifest.chunk_bytes
     digests = [xxhash.xxh3_128_digest(data[start : start + size]) for start in range(0, len(data), size)]
-    # of the same length, since all digests have one size
+    # The encoded manifest keeps its length, since all digests have the same size.
     encoded = encode_manifest(dataclasses.replace(manifest, chunks=tuple(digests)))
     with durable.disk_errors(path, "marking the memory slot as hashed"):
         os.pwrite(descriptor, encoded, HEADER_BYTES)
@@ -374,20 +380,24 @@ _RECLAIMABLE = ("inactive_file", "active_file")
 
 
 def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the least memory left by the machine and this process's control groups (v2), or None if unknown."""
+    """Return how much memory this process may still use, or None if unknown.
+
+    This is the least of what the machine and this process's control groups (v2) have left.
+    """
     return min((left for left, _ in _rooms(proc, groups)), default=None)
 
 
 def taken_share(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Return the greatest used share of the machine's memory or of a control group's limit.
+    """Return the used share of the machine's memory or of a control group's limit.
 
-    None if unknown.
+    Returns:
+        The greatest of these shares, or None if unknown.
     """
     return max((max(0.0, 1 - left / limit) for left, limit in _rooms(proc, groups) if limit > 0), default=None)
 
 
 def _rooms(proc: Path, groups: Path) -> list[tuple[int, int]]:
-    """Return bytes left and limit, of the machine and of each control group that has a limit."""
+    """Return the bytes left and the limit for the machine and each control group with a limit."""
     rooms = [_on_machine(proc)]
     with contextlib.suppress(OSError, ValueError):
         line = (proc / "self" / "cgroup").read_text().strip().rpartition("\n")[2]
@@ -408,7 +418,7 @@ def _on_machine(proc: Path) -> tuple[int, int] | None:
 
 
 def _in_group(group: Path) -> tuple[int, int] | None:
-    """Return bytes left and limit; None if there is no limit (``max``) or no such file."""
+    """Return the bytes left and the limit; None if there is no limit (``max``) or no such file."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         limit = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())

@@ -1,15 +1,15 @@
-"""The two memory slots of one rank: their names, owner and lock, and the points found in them after a crash.
+"""The two memory slots of one rank, and the points found in them after a crash.
 
 ::
 
-  /dev/shm/samebits-<uid>/<job>/<slot>/{a,b}         what the rank of this slot saves, on this host
+  /dev/shm/samebits-<uid>/<job>/<slot>/{a,b}         the points that the rank of this slot saves on this host
   /dev/shm/samebits-<uid>/<job>/<slot>/page          the states of its random number generators (``kept_generators``)
-  /dev/shm/samebits-<uid>/<job>/<slot>.copy/{a,b}    what it saved elsewhere, kept here by its buddy
+  /dev/shm/samebits-<uid>/<job>/<slot>.copy/{a,b}    copies of points that it saved on another host
   /dev/shm/samebits-<uid>/<job>/<slot>.commit/{a,b}  its newest commits, if its state is sharded (``shard_copies``)
 
-``memory_buffer`` defines what is in a slot. Every user can write to /dev/shm, so only entries that belong to this user
-alone are used, and they are checked on open descriptors, since a name could change between check and use. The kernel's
-lock on the folder shows whether a live process uses it, so that leftovers of finished jobs can be removed.
+``memory_buffer`` defines the content of a slot. Every user can write to /dev/shm, so only entries that belong to this
+user alone are used, and they are checked on open descriptors, since a name could be replaced between check and use. The
+kernel's lock on the folder shows whether a live process uses it, so that leftovers of finished jobs can be removed.
 """
 
 from __future__ import annotations
@@ -59,28 +59,30 @@ class RoomKind(enum.Enum):
 
     SAVED = ""  # the points that the rank saves; its writer hashes them and writes them to disk
     COPIED = ".copy"  # points that another rank has saved
-    COMMITTED = ".commit"  # the rank's newest commits; only their next reader hashes them
+    COMMITTED = ".commit"  # the rank's newest commits; not hashed until they are read
 
     @property
     def usable_from(self) -> BufferStage:
-        """The stage from which a slot's content counts as a point.
+        """The earliest stage at which a slot's content counts as a point.
 
-        A commit only has to outlive its process, and memory that a killed process has filled and sealed is complete.
+        A commit only has to outlive its process, and memory that a killed process filled and sealed is complete.
         """
         return BufferStage.SEALED if self is RoomKind.COMMITTED else BufferStage.HASHED
 
 
 class MemoryRoom:
-    """The slots of one rank of one job on this host, locked for this process and those that inherit the lock.
+    """The memory slots of one rank of one job on this host.
+
+    They are locked for this process and for processes that inherit the lock.
 
     Args:
         base: a folder in memory; ``SHARED_MEMORY`` except in tests.
         job: id of the points' job.
         slot: the points' slot.
-        kind: the content of the slots.
+        kind: the content of the memory slots.
 
     Raises:
-        LockedError: another live process uses them.
+        LockedError: another live process uses the memory slots.
         StoreError: there is no such folder, or something in it does not belong to this user alone.
     """
 
@@ -95,11 +97,14 @@ class MemoryRoom:
             self.let_go()
             raise
         self.sequence = max((header.sequence for header in headers if header is not None), default=0)
-        self._points: dict[int, Point] = {}  # those sealed here, by sequence
+        self._points: dict[int, Point] = {}  # points sealed by this object, by sequence
         let_go_in_children(self)
 
     def next_slot(self, is_unwanted: Callable[[Point], bool] = lambda point: False) -> MemoryBuffer:
-        """Return the slot to fill: an unusable one, else one whose point is unwanted, else the older one."""
+        """Return the slot to fill.
+
+        It is an unusable slot if there is one, else one whose point is unwanted, else the older one.
+        """
         headers = {slot: slot.header() for slot in self._slots}
 
         def worth(slot: MemoryBuffer) -> tuple[bool, int]:
@@ -122,12 +127,12 @@ class MemoryRoom:
         data_bytes: int,
         stage: BufferStage = BufferStage.SEALED,
     ) -> int:
-        """Mark all bytes of the slot's point as present; return its sequence.
+        """Mark all bytes of the slot's point as present; return its sequence number.
 
         Args:
             slot: a filled slot of this room.
             point: the point in it.
-            manifest: if ``stage`` is hashed, with the data's digests, already compared.
+            manifest: the manifest's bytes; if ``stage`` is ``HASHED``, they include the digests of the verified data.
             data_bytes: the size of the data file.
             stage: the slot's new stage.
         """
@@ -138,7 +143,7 @@ class MemoryRoom:
         return self.sequence
 
     def points(self) -> list[FoundPoint]:
-        """Return the points that can be used once verified."""
+        """Return the usable points; their data is not verified yet."""
         found = []
         for slot in self._slots:
             with contextlib.suppress(StoreError):  # reported by :func:`points_in_memory`
@@ -154,9 +159,9 @@ class MemoryRoom:
                 slot.discard()
 
     def _point_of(self, slot: MemoryBuffer) -> Point | None:
-        """Return the point that can be resumed from the slot.
+        """Return the slot's point if training can resume from it.
 
-        For a point that was sealed by this process no manifest is read, because a training step waits.
+        If this process sealed the point, its manifest is not read, because a training step waits.
         """
         header = slot.header()
         if header is None or header.stage < self._kind.usable_from:
@@ -175,9 +180,9 @@ class MemoryRoom:
         return _bytes_in(self.descriptor)
 
     def hash(self, point: Point) -> FoundPoint:
-        """Return a point of this room with its hashes, computed now if they are missing.
+        """Return a point of this room, hashing it now if necessary.
 
-        Read the point before its slot is filled again.
+        Read the point before its slot is refilled.
 
         Raises:
             CheckpointError: the room does not hold the point.
@@ -205,14 +210,14 @@ class MemoryRoom:
 
 
 def room_path(base: Path, job: str, slot: int, *, kind: RoomKind = RoomKind.SAVED) -> Path:
-    """Return the folder of one rank's memory slots, or of the copies of what it saved."""
+    """Return the folder of one rank's memory slots of this kind."""
     if not _JOB.fullmatch(job):
         raise StoreError(f"job {job!r}: expected letters, digits, '-' and '_', as its scheduler chooses them")
     return base / f"samebits-{os.geteuid()}" / job / f"{slot}{kind.value}"
 
 
 def copied_slots(base: Path, job: str) -> list[int]:
-    """Return the slots whose copies are kept on this host, by any process."""
+    """Return the slots of which any process keeps copies on this host."""
     return slots_in_memory(base, job, RoomKind.COPIED)
 
 
@@ -235,9 +240,10 @@ def _slot_and_kind(name: str) -> tuple[int, RoomKind] | None:
 def points_in_memory(
     base: Path, job: str, slot: int, *, kind: RoomKind = RoomKind.SAVED
 ) -> tuple[list[FoundPoint], list[str]]:
-    """Return the usable points of a rank's slots, newest first, and a sentence for each unusable one.
+    """Return a rank's usable points in memory, newest first, and the problems found.
 
-    A slot that was being filled when its process died is empty and not reported.
+    There is a sentence for each unusable slot. A slot that was being filled when its process died is empty and not
+    reported.
     """
     path = room_path(base, job, slot, kind=kind)
     points: list[FoundPoint] = []
@@ -269,7 +275,7 @@ class RoomInUse:
 
 
 def rooms_of(base: Path, job: str) -> list[RoomInUse]:
-    """Return the memory slots of all ranks of a job on this host, and the copies that are kept here."""
+    """Return all rooms of a job on this host, including copies of other hosts' points."""
     above = room_path(base, job, 0).parent
     found = []
     with contextlib.suppress(OSError):  # nothing is kept here
@@ -290,7 +296,7 @@ def newest_in_memory(base: Path, job: str) -> Point | None:
 
 
 def free_rooms(base: Path, job: str) -> list[Path]:
-    """Free all rooms of the job that no live process uses; return the paths of those freed."""
+    """Free all rooms of the job that no live process uses; return their paths."""
     return [room.path for room in rooms_of(base, job) if _remove(base, room.path, lambda descriptor: True)]
 
 
@@ -304,7 +310,7 @@ def _bytes_in(descriptor: int) -> int:
 
 
 def is_being_hashed(base: Path, job: str, slot: int) -> bool:
-    """Return whether a live process is hashing a sealed point of these slots, so that it will soon be usable."""
+    """Return whether a live process is hashing a sealed point, which will soon be usable."""
     path = room_path(base, job, slot)
     with contextlib.suppress(StoreError), opened_room(base, path) as room:
         return room is not None and is_locked(room) and any(_is_sealed(room, path / name) for name in NAMES)
@@ -317,12 +323,12 @@ def remove_room(base: Path, job: str, slot: int, *, kind: RoomKind = RoomKind.SA
 
 
 def sweep(base: Path, job: str, now_s: float | None = None) -> list[Path]:
-    """Remove slots of this user's other jobs that are unlocked and were not filled for an hour.
+    """Remove unlocked rooms of this user's other jobs that were not filled for an hour.
 
     Args:
         base: as for :class:`MemoryRoom`.
-        job: the job whose slots stay.
-        now_s: seconds since 1970.
+        job: the job whose slots are kept.
+        now_s: the current time, in seconds since 1970.
 
     Returns:
         The paths of the removed rooms.
@@ -399,7 +405,7 @@ def _newest_change_s(descriptor: int) -> float:
 
 
 def _lock(base: Path, path: Path) -> int:
-    """Open and lock the room's folder, created if missing."""
+    """Open and lock the room's folder; create it if missing."""
     for _ in range(_ATTEMPTS):
         descriptor = open_room(base, path)
         if descriptor is None:
@@ -488,11 +494,11 @@ def _lock_once_free(descriptor: int) -> bool:
 
 
 def _is_page_held(room: int) -> bool:
-    """Return whether a live process writes the page of an open room."""
+    """Return whether a live process holds the page of an open room."""
     try:
         page = os.open(PAGE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=room)
     except OSError:
-        return False  # there is none, or none that can be opened
+        return False  # there is no page, or it cannot be opened
     try:
         return is_locked(page)
     finally:
@@ -500,7 +506,10 @@ def _is_page_held(room: int) -> bool:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Return whether another process holds the lock; tested with a shared lock that ends with the descriptor."""
+    """Return whether another process holds the lock.
+
+    The test takes a shared lock, which is released when the descriptor is closed.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -525,7 +534,7 @@ _holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
 
 
 def let_go_in_children(holder: _Holder) -> None:
-    """Close the holder's copy of its lock in forked children, so that this process alone holds it."""
+    """Make forked children close the holder's lock, so that only this process holds it."""
     _holders.add(holder)
 
 

@@ -1,13 +1,13 @@
-"""A folder in an object store, through fsspec: list, read ranges, upload and remove, with clear errors.
+"""List, read, upload and remove objects in one folder of an object store, through fsspec.
 
-All calls to fsspec are in this file. It knows neither points nor formats. A failure is either final
-(credentials, a missing bucket, an invalid request) and raised at once, or it may pass (network, an overloaded server)
-and is retried for a bounded time. Either way the error is one sentence with the URL, the operation and the fix, and
-without credentials.
+All calls to fsspec are in this file. It knows neither points nor formats. A failure is either permanent
+(credentials, a missing bucket, an invalid request) and raised at once, or it may be temporary (network, an overloaded
+server) and is retried for a bounded time. Either way the error is one sentence that gives the URL, the operation and
+the fix, but no credentials.
 
 s3fs reads an object until the server stops sending, and lists a folder for as long as the server names a next page. The
-functions at the end bound both. They rely on internals of s3fs and aiobotocore: ``_lsdir`` with ``max_items``,
-``_call_s3`` and its ``Body``, the session class, and that a response keeps its body in ``_content``.
+functions at the end of this file bound both. They rely on internals of s3fs and aiobotocore: ``_lsdir`` with
+``max_items``, ``_call_s3`` and its ``Body``, the session class, and that a response keeps its body in ``_content``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from samebits.urls import without_credentials, words_without_credentials
 Value = TypeVar("Value")
 
 PATIENCE_S = 60.0
-"""Seconds for which a failure that may pass is retried, in addition to the protocol library's own retries."""
+"""Seconds for which temporary failures are retried, in addition to the protocol library's own retries."""
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
@@ -56,7 +56,7 @@ class ObjectStore:
 
     Args:
         url: such as ``s3://bucket/folder``.
-        patience_s: how long a failure that may pass is retried.
+        patience_s: how long temporary failures are retried.
 
     Raises:
         StoreError: fsspec, or the package it needs for this scheme, is not installed, or the URL is invalid.
@@ -107,7 +107,7 @@ class ObjectStore:
         return f"{self.url}/{name}" if name else self.url
 
     def folders(self) -> list[str]:
-        """Return the names of the folders directly below."""
+        """Return the names of the folders directly below this one."""
         return [entry for entry, kind, _ in self._list("") if kind == "directory"]
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -155,7 +155,7 @@ class ObjectStore:
     def create(self, name: str, data: bytes) -> None:
         """Write a small object unless it exists.
 
-        In a store without conditional writes the last of several writers wins, so a caller that must be the only one
+        In a store without conditional writes, the last of several writers wins. A caller that must be the only writer
         reads the object back.
         """
 
@@ -180,7 +180,7 @@ class ObjectStore:
         self._trying(name, f"writing {size_bytes} bytes", lambda: self._upload(name, pieces, size_bytes))
 
     def modified_at_s(self, name: str) -> float | None:
-        """Return the server's modification time of the object in seconds of its clock, or None if unknown."""
+        """Return the object's modification time by the server's clock, in seconds; None if unknown."""
 
         def call() -> float | None:
             try:
@@ -202,7 +202,7 @@ class ObjectStore:
 
         self._trying(name, "deleting", call)
 
-    # ---- one call
+    # ---- one operation
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
@@ -226,12 +226,12 @@ class ObjectStore:
         return self._trying(folder, "listing", call)
 
     def _require_bucket(self) -> None:
-        """Raise if the bucket is missing; object stores report a missing bucket and an empty folder alike."""
+        """Raise if the bucket is missing, which object stores report like an empty folder."""
         if self._scheme in _BUCKET_SCHEMES:
             self._files.info(self._root.lstrip("/").partition("/")[0])
 
     def _make_folder(self, name: str) -> None:
-        # in a bucket a folder is part of a name, and this call would create a bucket
+        # In a bucket, a folder is only part of a name, and this call would create a bucket.
         if self._scheme not in _BUCKET_SCHEMES:
             folder = self._path(name).rpartition("/")[0]
             self._trying(name, "making the folder of", lambda: self._files.makedirs(folder, exist_ok=True))
@@ -241,11 +241,11 @@ class ObjectStore:
         file = self._files.open(self._path(name), "wb", block_size=block_bytes)
         try:
             for view in pieces:
-                for start in range(0, len(view), _PIECE_BYTES):  # its buffer takes a piece of any size
+                for start in range(0, len(view), _PIECE_BYTES):  # the file buffers pieces of any size
                     # A copy: a view in an error's traceback would keep its memory mapped.
                     file.write(bytes(view[start : start + _PIECE_BYTES]))
         except BaseException:
-            # Closing it would finish the object. Leftovers of a multipart upload only cost space.
+            # Closing the file would complete the object. Leftovers of a multipart upload only take space.
             self._discard(file)
             raise
         file.close()
@@ -256,7 +256,7 @@ class ObjectStore:
             if hasattr(file, "discard"):
                 file.discard()
                 file.closed = True
-        except Exception:  # report the first failure
+        except Exception:  # only the first failure is reported
             return
 
     # ---- failures
@@ -334,16 +334,17 @@ def _is_s3(files: Any) -> bool:
 
 
 def _require_absence(files: Any, path: str) -> None:
-    """Raise if the server answers for an object that cannot exist, since its empty listing is then meaningless.
+    """Raise if the server returns an object that cannot exist.
 
-    A proxy, a web page or a broken gateway answers every request with 200, which s3fs takes for "no objects".
+    Its empty listing is then meaningless: a proxy, a web page or a broken gateway answers every request with 200, which
+    s3fs interprets as "no objects".
     """
     try:
         _content(files, path, [(0, 1)])
     except FileNotFoundError:
         return
     except OSError as error:
-        if error.errno != errno.EINVAL:  # no range in an empty object, so it answers for that too
+        if error.errno != errno.EINVAL:  # EINVAL: the server returned an empty object, which has no range
             raise
     raise OSError(
         errno.EBADMSG,
@@ -352,12 +353,12 @@ def _require_absence(files: Any, path: str) -> None:
 
 
 def _is_about_credentials(error: Exception) -> bool:
-    # Not by class: those of boto, google-auth and azure exist only where they are installed.
+    # By name, because the classes of boto, google-auth and azure exist only if those packages are installed.
     return isinstance(error, PermissionError) or re.search("Credential|Token|Auth", type(error).__name__) is not None
 
 
 _MOST_ANSWER_BYTES = 16 * 1024 * 1024
-"""Limit of an answer that is not an object's content; a page of a listing has 1,000 entries."""
+"""Limit of a response that is not an object's content; one page of a listing has 1,000 entries."""
 _MOST_ENTRIES = 100_000
 """Limit of one folder: a job keeps few points, each of two objects."""
 _LISTING_S = 60.0
@@ -368,7 +369,7 @@ def _s3_entries(files: Any, path: str) -> list[dict[str, Any]]:
     """Return the objects and folders directly below a path, in the format of ``ls``.
 
     Raises:
-        StoreError: there are more than any job saves.
+        StoreError: there are more objects than any job saves.
         TimeoutError: the listing does not end.
     """
     from fsspec.asyn import sync
@@ -380,7 +381,7 @@ def _s3_entries(files: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _s3_read(files: Any, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Return the bytes of each range of an object, and never more, whatever the server sends."""
+    """Return the bytes of each range of an object, even if the server sends more."""
     from fsspec.asyn import sync
 
     return list(sync(files.loop, _s3_read_ranges, files, path, ranges))
@@ -403,7 +404,7 @@ async def _s3_read_ranges(files: Any, path: str, ranges: Sequence[tuple[int, int
 
 @functools.cache
 def bounded_session() -> type:
-    """Return aiobotocore's HTTP client with a bound on answers that are not an object's content."""
+    """Return aiobotocore's HTTP client, with a size limit on responses other than objects."""
     from aiobotocore.httpsession import AIOHTTPSession
 
     class Bounded(AIOHTTPSession):  # type: ignore[misc]

@@ -1,4 +1,6 @@
-"""The bytes of a point: its manifest, the header of its data file, and a tensor's part of it. Does no I/O.
+"""The binary format of a point: its manifest, its data file's header, and its tensors.
+
+This module does no I/O.
 
 ``manifest.msgpack`` is two msgpack objects: a map, and the xxh3_128 of every byte before it. The manifest is written
 last, so a point with a valid manifest is complete. It describes the data file down to the byte.
@@ -31,7 +33,7 @@ VERSION = 1
 CHUNK_BYTES = 8 * 1024 * 1024
 MAX_CHUNK_BYTES = 256 * 1024 * 1024
 """Limit of a chunk, which is read into memory before its hash is compared."""
-_DIGEST_PREFIX = b"\xc4\x10"  # msgpack: 16 bytes of binary follow
+_DIGEST_PREFIX = b"\xc4\x10"  # msgpack: 16 bytes of binary data follow
 _DIGEST_BYTES = 16
 _TRAILER_BYTES = len(_DIGEST_PREFIX) + _DIGEST_BYTES
 MAX_MANIFEST_BYTES = trees.MAX_TREE_BYTES + _TRAILER_BYTES
@@ -40,7 +42,7 @@ _MAX_INT = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class PointHeader:
-    """The job, place and process that a point belongs to."""
+    """The identity of a point: its job, step, rank and node."""
 
     job: str
     point: Point
@@ -61,7 +63,10 @@ class PointHeader:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a point except its tensors' bytes; ``chunks`` are the xxh3_128 digests of its data file."""
+    """The content of a point except its tensors' bytes.
+
+    ``chunks`` are the xxh3_128 digests of the data file's chunks.
+    """
 
     header: PointHeader
     layout: Tree
@@ -85,7 +90,7 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the manifest's bytes; raises :class:`CheckpointError` if layout or tree cannot be saved."""
+    """Encode the manifest; raise :class:`CheckpointError` if its layout or tree cannot be saved."""
     header = manifest.header
     body = trees.encode(
         {
@@ -110,7 +115,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Decode a manifest; raises :class:`CheckpointError` with the reason if it is invalid."""
+    """Decode a manifest; raise :class:`CheckpointError` with the reason if it is invalid."""
     body, trailer = data[:-_TRAILER_BYTES], data[-_TRAILER_BYTES:]
     if len(data) <= _TRAILER_BYTES or trailer != _DIGEST_PREFIX + xxhash.xxh3_128_digest(body):
         raise CheckpointError(f"the manifest's {len(data)} bytes are not those that were saved: their hash differs")
@@ -183,7 +188,7 @@ _FIELDS = (b'"dtype"', b'"shape"', b'"data_offsets"')
 
 
 class TensorEntry(NamedTuple):
-    """A tensor's place: its bytes are ``start`` to ``end`` of the whole file."""
+    """A tensor's place: its bytes are ``start`` to ``end`` of the file, including the header."""
 
     name: str
     dtype: str
@@ -195,8 +200,8 @@ class TensorEntry(NamedTuple):
 def in_file_order(parts: Iterable[TensorPart]) -> list[TensorPart]:
     """Return the tensors in the order in which their bytes are written.
 
-    Tensors with the widest elements come first. Of these, tensors that fill whole cache lines come first, so that the
-    tensors after them are aligned too. Otherwise the order is kept.
+    Tensors with the widest elements come first. Among tensors of equal width, those that fill whole cache lines come
+    first, so that the tensors after them are aligned too. Otherwise the order is kept.
     """
 
     def key(part: TensorPart) -> tuple[int, bool]:
@@ -207,7 +212,7 @@ def in_file_order(parts: Iterable[TensorPart]) -> list[TensorPart]:
 
 
 def encode_header(parts: Iterable[TensorPart | TensorEntry], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the file's bytes before the first tensor's; ``metadata`` is for other readers of the file."""
+    """Encode the header of a data file; ``metadata`` is for other readers of the file."""
     entries: dict[str, Any] = {}
     offset = 0
     for part in parts:
@@ -229,7 +234,10 @@ def encode_header(parts: Iterable[TensorPart | TensorEntry], metadata: Mapping[s
 
 
 def decode_header_length(data: bytes, file_bytes: int) -> int:
-    """Return the length of the JSON text, from a file's first eight bytes; checked against file and format."""
+    """Decode the length of the JSON text from a file's first eight bytes.
+
+    The length is checked against the file's size and the format's limit.
+    """
     length: int = _LENGTH.unpack(data)[0] if len(data) == LENGTH_BYTES else MAX_HEADER_BYTES + 1
     if length > min(MAX_HEADER_BYTES, file_bytes - LENGTH_BYTES):
         raise CheckpointError(f"not a safetensors file: a header of {length} bytes in a file of {file_bytes}")
@@ -237,10 +245,10 @@ def decode_header_length(data: bytes, file_bytes: int) -> int:
 
 
 def decode_header(text: bytes, file_bytes: int) -> list[TensorEntry]:
-    """Decode the tensors' places in header order; raises :class:`CheckpointError` if they leave gaps."""
+    """Decode the tensors' places, in header order; raise :class:`CheckpointError` for gaps."""
     try:
         fields = json.loads(text)
-        # If every tensor has each field once, unescaped, nothing can be duplicate; the exact check is slower.
+        # If every tensor has each field once, unescaped, there can be no duplicate; the exact check is slower.
         if b"\\" in text or any(text.count(field) != len(fields) for field in _FIELDS):
             fields = json.loads(text, object_pairs_hook=_unique)
         data_start = LENGTH_BYTES + len(text)
@@ -308,8 +316,8 @@ class TensorPart(NamedTuple):
         name: unique within one point.
         dtype: the safetensors name, e.g. ``"F32"`` or ``"BF16"``.
         shape: elements along each axis; ``()`` for a scalar.
-        data: C-contiguous, little-endian. Written without a copy. After a read, a writable view into the one buffer
-            that all tensors of the point share, aligned to the element's size. Empty if an axis is 0.
+        data: the C-contiguous, little-endian bytes, which are written without a copy. After a read, a writable view
+            into one buffer that all tensors of the point share, aligned to the element's size. Empty if an axis is 0.
     """
 
     name: str
@@ -319,7 +327,7 @@ class TensorPart(NamedTuple):
 
 
 def nbytes_of(name: str, dtype: str, shape: tuple[int, ...]) -> int:
-    """Return a tensor's size in bytes; raises :class:`CheckpointError` if the format has no such tensor."""
+    """Return a tensor's size in bytes; raise :class:`CheckpointError` if the format forbids it."""
     if dtype not in BITS_BY_DTYPE:
         raise CheckpointError(f"tensor {name!r}: dtype {dtype!r}; expected one of {', '.join(BITS_BY_DTYPE)}")
     for extent in shape:
@@ -332,7 +340,7 @@ def nbytes_of(name: str, dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def bytes_of(part: TensorPart) -> memoryview:
-    """Return the part's data as a flat view of bytes, checked against dtype and shape."""
+    """Return the part's data as a flat view of bytes, checked against its dtype and shape."""
     expected = nbytes_of(part.name, part.dtype, part.shape)
     view = memoryview(part.data)
     if view.nbytes != expected:

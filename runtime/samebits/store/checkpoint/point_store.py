@@ -1,4 +1,4 @@
-"""The points of one rank, in a local folder or an object store, behind one protocol.
+"""One protocol for the points of a rank, in a local folder or an object store.
 
 ``LocalPointStore`` and ``remote_points`` implement it. A location is a ``Path``, or the text of a URL for an object
 store; only this module distinguishes the two.
@@ -41,7 +41,7 @@ LOCAL_STATE = "remote_checkpoints"
 """A folder below RECOVERY_PATH for local files of ranks whose points are in an object store."""
 
 _FINAL = ".final"
-"""A folder below a checkpoint folder, for final states that differ from the last commit; not a valid prefix."""
+"""A folder below a checkpoint folder, for final states that differ from the last commit; its name is no prefix."""
 
 
 class StoredPoint(Protocol):
@@ -57,10 +57,10 @@ class StoredPoint(Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """Return whether manifest and sizes are valid."""
+        """Return whether the manifest and the sizes are valid."""
 
     def require_manifest(self) -> Manifest:
-        """Return the manifest; raise :class:`CheckpointError` with the problem if there is none."""
+        """Return the manifest, or raise :class:`CheckpointError` with the problem."""
 
 
 FoundHere = TypeVar("FoundHere", bound=StoredPoint)
@@ -74,7 +74,7 @@ class PointStore(Protocol[FoundHere]):
     """
 
     def claim(self) -> None:
-        """Claim the place durably for this job, before anything is saved."""
+        """Claim the folder durably for this job, before anything is saved."""
 
     def scan(self) -> list[FoundHere]:
         """Return the points, newest first."""
@@ -88,7 +88,7 @@ class PointStore(Protocol[FoundHere]):
     def read(
         self, found: FoundHere, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1
     ) -> Checkpoint:
-        """Return the verified contents; ``targets`` may be filled, or left as they are."""
+        """Return the verified contents; ``targets`` may be filled or left unchanged."""
 
     def write(self, header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree) -> None:
         """Save a point."""
@@ -96,7 +96,7 @@ class PointStore(Protocol[FoundHere]):
     def write_prepared(
         self, header: PointHeader, manifest: Callable[[], BytesLike], data: Sequence[memoryview]
     ) -> None:
-        """Save a point whose two files are in memory."""
+        """Save a point whose two files are already in memory."""
 
     def prune(self, asked: Pruning) -> Pruned:
         """Delete points that are not needed now that ``asked.newest`` is saved; return the result."""
@@ -109,8 +109,8 @@ class LocalPointStore:
         root: the job's checkpoint folder.
         slot: the points' slot.
         job: id of their job.
-        job_name: its name, for people.
-        claims: claim the folder now, and durably with :meth:`claim`. A full disk raises only there.
+        job_name: the job's display name.
+        claims: whether to claim the folder now; :meth:`claim` makes the claim durable. A full disk raises only there.
     """
 
     def __init__(self, root: Path, slot: int, *, job: str, job_name: str, claims: bool) -> None:
@@ -123,7 +123,7 @@ class LocalPointStore:
         self._is_claimed = False
         if claims:
             try:
-                self._claim(sync=False)  # not synced: no process should wait for the disk before there is state
+                self._claim(sync=False)  # not synced, so that no process waits for the disk before there is state
             except StoreError as error:
                 if not error.may_pass:
                     raise
@@ -146,7 +146,7 @@ class LocalPointStore:
         return folder.scan(self._directory, self._job)
 
     def find(self, point: Point) -> FoundPoint | None:
-        """Return this point as :meth:`scan` lists it, without reading the others; or None."""
+        """Return this point as :meth:`scan` lists it, or None; the other points are not read."""
         path = self._directory / folder.point_name(point)
         return folder.inspect_point(path, point, self._job) if path.is_dir() else None
 
@@ -193,18 +193,21 @@ def is_remote(location: Location) -> bool:
 
 
 def local_folder(location: Location, recovery_path: Path) -> Path:
-    """Return this host's folder for what an object store cannot hold: each rank's lock and step log."""
+    """Return this host's folder for each rank's lock and step log.
+
+    An object store cannot hold these files.
+    """
     return recovery_path / LOCAL_STATE if isinstance(location, str) else location
 
 
 def open_point_store(location: Location, slot: int, *, job: str, job_name: str, claims: bool = True) -> PointStore[Any]:
-    """Open the points of a slot.
+    """Open the point store of a slot.
 
-    A local folder is claimed if ``claims``; a remote one is not accessed yet.
+    If ``claims`` is true, a local folder is claimed. A remote folder is not accessed yet.
 
     Raises:
         ForeignFolderError: a local folder belongs to another job.
-        StoreError: a local folder cannot be made, or the package for the URL is not installed.
+        StoreError: a local folder cannot be created, or the package for the URL is not installed.
     """
     if isinstance(location, str):
         return RemotePointStore(location, slot, job=job, job_name=job_name)
@@ -212,14 +215,14 @@ def open_point_store(location: Location, slot: int, *, job: str, job_name: str, 
 
 
 def final_location(location: Location) -> Location:
-    """Return the place of final states that differ from a last commit that was saved before."""
+    """Return the location of final states that differ from the saved last commit."""
     return f"{location}/{_FINAL}" if isinstance(location, str) else location / _FINAL
 
 
 def manifest_of(
     header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree, *, chunk_bytes: int
 ) -> Manifest:
-    """Return the manifest that these contents would be saved with."""
+    """Return the manifest with which these contents would be saved."""
     parts = in_file_order(tensors)
     views = [memoryview(encode_header(parts)), *map(bytes_of, parts)]
     chunks = tuple(map(hash_of, cut(views, chunk_bytes)))
@@ -227,5 +230,5 @@ def manifest_of(
 
 
 def slots_in(location: Location) -> list[int]:
-    """Return the slots that have a folder there, in order."""
+    """Return the slots that have a folder in this location, in order."""
     return slots_at(location) if isinstance(location, str) else folder.slots_in(location)

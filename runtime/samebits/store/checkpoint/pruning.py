@@ -1,9 +1,9 @@
 """Decide which of a rank's points may be deleted, and delete them.
 
-Only whole points are deleted, only those older than a point that every rank holds, and at least two points are always
-left. The caller decides when to prune, which line of the job's history is current, and what the other ranks hold. A
-point loses its name by a rename before anything in it is removed, so a kill in between never leaves a partial point
-that looks whole.
+Only intact points are deleted, and only those older than a point that every rank holds. At least two points are always
+left. The caller decides when to prune, which line of the job's history is current, and which points the other ranks
+hold. A point is renamed before anything in it is removed, so a kill in between never leaves a partial point that looks
+intact.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Kept = TypeVar("Kept", bound=_HasPoint)
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long a rank's points stay: ``keep``, ``committed`` and ``told`` of :func:`disposable`."""
+    """How long a rank's points are kept: the arguments of :func:`disposable`."""
 
     keep: int
     committed: Point | None = ALL
@@ -49,9 +49,9 @@ class Pruning:
     """A request to prune a rank's points.
 
     Attributes:
-        newest: just saved; points on a line of history that it left behind are abandoned.
-        retention: how long the others stay.
-        verified: points that are known to be whole and need not be read.
+        newest: the point just saved; points on a line of history that it left behind are abandoned.
+        retention: how long the other points are kept.
+        verified: points that are known to be intact and need not be read.
         damaged: points that are known to be damaged and need not be read.
     """
 
@@ -67,8 +67,8 @@ class Pruned:
 
     Attributes:
         gone: the points that were deleted.
-        damaged: points that were found damaged only now, and why; they stay.
-        problem: what prevented other deletions, a StoreError's text; "" if nothing.
+        damaged: points newly found to be damaged, and why; they are kept.
+        problem: the text of the StoreError that prevented other deletions; empty if there was none.
     """
 
     gone: Collection[Point] = ()
@@ -92,19 +92,19 @@ def prune(
 
     Args:
         directory: the rank's folder.
-        job: points of another job count as damaged: they are not counted and not deleted.
-        keep: how many whole points stay; at least 2.
-        keep_points: never deleted, and counted only if they are among the newest.
+        job: the points' job. Points of another job are treated as damaged: they are neither counted nor deleted.
+        keep: how many intact points are kept; at least 2.
+        keep_points: points that are never deleted; they are counted only if they are among the newest.
         abandoned: points on lines of history that the job cannot resume. They are not counted, and are deleted only if
-            a later generation has a whole point here.
-        verified: points whose data the caller wrote or verified itself, which are not read again. Of the others, those
-            to be deleted are read, and as many of the newest as must always remain.
+            a later generation has an intact point here.
+        verified: points whose data the caller wrote or verified itself; these are not read again. Of the other points,
+            those to be deleted are read, and as many of the newest as must always remain.
         damaged: points that the caller knows to be damaged.
         committed: the newest point that every rank is known to hold; None if there is none.
-        told: the points that others may rely on.
+        told: points that other ranks may rely on.
 
     Raises:
-        StoreError: the disk refuses.
+        StoreError: the disk reports an error.
     """
 
     check = Check(verify, verified, damaged)
@@ -119,11 +119,13 @@ def prune(
 
 
 class Check(Generic[Kept]):
-    """Tells which points are whole: reads a point if that is unknown, and records the damaged ones.
+    """Determine which points are intact, by reading those of unknown state.
+
+    Points found to be damaged are recorded.
 
     Args:
         verify: reads one point; raises :class:`CheckpointError` if it is damaged.
-        verified: points known to be whole.
+        verified: points known to be intact.
         damaged: points known to be damaged.
     """
 
@@ -134,7 +136,7 @@ class Check(Generic[Kept]):
         self._damaged = damaged
 
     def is_whole(self, found: Kept) -> bool:
-        """Return whether this point is as it was saved."""
+        """Return whether this point is intact."""
         if found.point in self._verified:
             return True
         if found.point in self._damaged:
@@ -150,7 +152,10 @@ class Check(Generic[Kept]):
 def damaged_among_newest(
     found: Iterable[Kept], abandoned: Collection[Point], is_whole: Callable[[Kept], bool]
 ) -> set[Point]:
-    """Return the damaged ones of these points, newest first, until ``MIN_KEEP`` whole ones are found."""
+    """Return the damaged points among the newest.
+
+    The points, given newest first, are checked until ``MIN_KEEP`` intact ones are found.
+    """
     damaged: set[Point] = set()
     whole = 0
     for one in found:
@@ -166,7 +171,7 @@ def damaged_among_newest(
 def points_to_delete(
     whole: Collection[Point], retention: Retention, keep_points: Collection[Point], abandoned: Collection[Point]
 ) -> set[Point]:
-    """Return those of a rank's whole points to delete; see :func:`prune` for the arguments."""
+    """Return the intact points of a rank to delete; see :func:`prune` for the arguments."""
     alive = [point for point in whole if point not in abandoned]
     newest_generation = max((point.generation for point in alive), default=0)
     superseded = {point for point in whole if point in abandoned and point.generation < newest_generation}
@@ -175,7 +180,7 @@ def points_to_delete(
 
 
 def is_abandoned(point: Point, newest: Point) -> bool:
-    """Return whether the point is on a line of the job's history that ``newest`` has left behind."""
+    """Return whether ``newest`` has left behind the point's line of the job's history."""
     return point.generation < newest.generation and point.step > newest.step
 
 
@@ -185,14 +190,14 @@ def disposable(
     """Return the points of one line of history that a rank may delete.
 
     Beyond the ``keep`` newest, only points older than ``committed`` are deleted. Newer ones accumulate while other
-    ranks' disks fail or their points are unknown. Of the points that were never reported to others, only the newest
-    stays. So each save replaces the one before, and no point is deleted that others rely on.
+    ranks' disks fail or their points are unknown. Of the points that were never reported to other ranks, only the
+    newest is kept. So each save replaces the one before, and no point is deleted that other ranks rely on.
 
     Args:
-        points: whole, on the current line.
-        keep: how many stay at least.
-        committed: the newest that every rank is known to hold; None if there is none.
-        told: points that others may rely on (:func:`tellable`).
+        points: the intact points on the current line.
+        keep: the minimum number of points to keep.
+        committed: the newest point that every rank is known to hold; None if there is none.
+        told: points that other ranks may rely on (:func:`tellable`).
     """
     newest_first = sorted(points, reverse=True)
     unconfirmed = [point for point in newest_first if committed is None or point > committed]
@@ -203,10 +208,10 @@ def disposable(
 
 
 def tellable(points: Collection[Point], keep: int, committed: Point | None, told: Collection[Point]) -> set[Point]:
-    """Return the points that others may rely on from now on.
+    """Return the points that other ranks may rely on from now on.
 
-    These are the points they rely on already, and the oldest of the rest, until ``SPARE_ROOM`` more than ``keep`` wait
-    to be committed.
+    These are the points that they already rely on, and the oldest of the rest, up to ``keep`` plus ``SPARE_ROOM``
+    points that wait to be committed.
     """
     known = {point for point in points if point in told or (committed is not None and point <= committed)}
     waiting = len(known) if committed is None else len([point for point in known if point > committed])

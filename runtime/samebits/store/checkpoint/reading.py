@@ -1,6 +1,7 @@
-"""Read and verify a point: every chunk is hashed as it is read, and nothing is returned before all hashes match.
+"""Read and verify a point.
 
-The file is read in one pass, into one buffer or into the caller's tensors.
+Every chunk is hashed as it is read, and nothing is returned before all hashes match. The file is read in one pass, into
+one buffer or into the caller's tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _ALIGNMENT_BYTES = 64
 _CACHED_BYTES = 256 * 1024
 """Bytes read at a time, so that they are hashed while they are still in the core's own cache."""
 _CACHED_BYTES_OF_SEVERAL = 2 * 1024 * 1024
-"""The same if several threads read; they contend for the GIL after each read."""
+"""The same with several threads, which contend for the GIL after each read."""
 _MOST_PIECES = 512  # per system call; readv(2), IOV_MAX
 
 
@@ -50,7 +51,7 @@ class Checkpoint:
 
 
 def verify(found: FoundPoint, on_bytes: Callable[[int], object] | None = None) -> None:
-    """Read the whole point and compare every hash.
+    """Read all of the point's data and compare every hash.
 
     Args:
         found: the point.
@@ -76,7 +77,7 @@ def verified_chunks(found: FoundPoint) -> Iterator[tuple[int, memoryview]]:
 
 
 def tensor_entries(found: FoundPoint) -> list[TensorEntry]:
-    """Return the tensors' places in file order; reads only the chunks with the header."""
+    """Return the tensors' places in file order; read only the chunks that contain the header."""
     manifest = found.require_manifest()
     beginning = bytearray()
 
@@ -99,16 +100,16 @@ def read(found: FoundPoint, targets: Mapping[str, TensorPart] | None = None, *, 
     Args:
         found: the point.
         targets: tensors in writable memory, by name. A tensor with the same dtype and shape is read into its target,
-            which is then part of the result, so that a state that goes back to a point needs no second copy of itself.
-            After an error the targets may hold anything.
-        threads: how many share the chunks.
+            which is then part of the result, so that restoring a state needs no second copy of it. After an error the
+            content of the targets is undefined.
+        threads: how many threads share the chunks.
 
     Raises:
         CheckpointError: names the file and the chunk.
     """
     manifest = found.require_manifest()
     with _opened(found, manifest) as descriptor:
-        try:  # unverified, but it only selects the destination; its chunks are verified with the rest
+        try:  # the header is unverified, but only selects destinations; its chunks are verified with the rest
             entries = _entries_in(descriptor, found, manifest)
         except CheckpointError:
             verify(found)  # raises with the chunk's number
@@ -121,7 +122,7 @@ def read(found: FoundPoint, targets: Mapping[str, TensorPart] | None = None, *, 
 def places_of(
     entries: list[TensorEntry], targets: Mapping[str, TensorPart], file_bytes: int
 ) -> tuple[dict[str, TensorPart], list[memoryview]]:
-    """Return the tensors, not filled yet, and all destinations in file order, the header's first."""
+    """Return the unfilled tensors, and all destinations in file order, the header's first."""
     tensors: dict[str, TensorPart] = {}
     in_order = sorted(entries, key=lambda entry: (entry.start, entry.end))
     header_bytes = in_order[0].start if in_order else file_bytes
@@ -147,7 +148,7 @@ def _padded(entry: TensorEntry) -> int:
 
 
 def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkpoint:
-    """Return the point whose verified data file is in ``buffer``; errors call the file ``origin``."""
+    """Return the point whose verified data file is in ``buffer``; errors name it ``origin``."""
     tensors = {
         entry.name: TensorPart(entry.name, entry.dtype, entry.shape, buffer[entry.start : entry.end])
         for entry in decode_tensor_header(lambda start, end: bytes(buffer[start:end]), manifest, origin)
@@ -158,8 +159,8 @@ def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkp
 def new_buffer(size_bytes: int) -> memoryview:
     """Return writable, page-aligned memory that is not touched before it is filled.
 
-    A bytearray would be zeroed. Huge pages are requested, because faulting in small pages costs more than reading and
-    hashing them.
+    A bytearray would be zeroed first. Huge pages are requested, because faulting in small pages takes longer than
+    reading and hashing them.
 
     Raises:
         CheckpointError: the size exceeds this machine's memory.
@@ -182,7 +183,7 @@ def _entries_in(descriptor: int, found: FoundPoint, manifest: Manifest) -> list[
 
 
 def decode_tensor_header(read_range: Callable[[int, int], bytes], manifest: Manifest, origin: str) -> list[TensorEntry]:
-    """Return the tensors that the data file names; ``read_range`` returns its bytes from start to end."""
+    """Return the places of the data file's tensors; ``read_range`` returns bytes of the file."""
     first, file_bytes = point_format.LENGTH_BYTES, manifest.data_bytes
     try:
         length = point_format.decode_header_length(read_range(0, first), file_bytes)
@@ -206,14 +207,14 @@ def _opened(found: FoundPoint, manifest: Manifest) -> Iterator[int]:
 
 
 def chunks_of(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
-    """Yield the number, first byte and end of each chunk of the data file."""
+    """Yield the number, start and end of each chunk of the data file."""
     for index in range(len(manifest.chunks)):
         start = index * manifest.chunk_bytes
         yield index, start, min(start + manifest.chunk_bytes, manifest.data_bytes)
 
 
 def _read_chunks(descriptor: int, views: list[memoryview], found: FoundPoint, manifest: Manifest, threads: int) -> None:
-    """Fill the views, in order, with the whole file; this thread is one of ``threads``."""
+    """Fill the views, in order, with the entire file; this thread is one of ``threads``."""
     others = min(threads, len(manifest.chunks)) - 1
     chunks, taking = enumerate(cut(views, manifest.chunk_bytes)), threading.Lock()
     cached_bytes = _CACHED_BYTES_OF_SEVERAL if others > 0 else _CACHED_BYTES
@@ -228,7 +229,7 @@ def _read_chunks(descriptor: int, views: list[memoryview], found: FoundPoint, ma
                 if not pieces:
                     return
                 _read_chunk(descriptor, pieces, found, manifest, index, cached_bytes)
-        except BaseException as error:  # whatever it is, an unread chunk is not verified
+        except BaseException as error:  # any error at all: an unread chunk is not verified
             failures[index] = error
 
     beside: list[threading.Thread] = []
@@ -279,7 +280,10 @@ def _fill(descriptor: int, pieces: list[memoryview], offset: int, found: FoundPo
 
 
 def require_digest(digest: bytes, size_bytes: int, origin: str, manifest: Manifest, index: int) -> None:
-    """Raise :class:`CheckpointError` unless this is the chunk's saved hash; ``origin`` names the file."""
+    """Raise :class:`CheckpointError` unless ``digest`` is the chunk's saved hash.
+
+    ``origin`` is the file's name in the message.
+    """
     if digest != manifest.chunks[index]:
         start = index * manifest.chunk_bytes
         raise CheckpointError(
@@ -301,13 +305,13 @@ def export_tensors(
     Args:
         found: the point.
         path: the new file.
-        metadata: goes into the file's header.
+        metadata: written to the file's header.
         replace: whether an existing file may be replaced.
         on_bytes: called with the number of bytes verified and written, chunk by chunk.
 
     Raises:
-        CheckpointError: the point is not whole; no file is left.
-        StoreError: the disk refuses, or the file exists.
+        CheckpointError: the point is damaged; no file is left.
+        StoreError: the disk reports an error, or the file exists.
     """
     entries = tensor_entries(found)
     data_start = min((entry.start for entry in entries), default=found.require_manifest().data_bytes)

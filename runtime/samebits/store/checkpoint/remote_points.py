@@ -6,9 +6,9 @@
   <url>/<slot>/step_0000000120_gen_000003.0001-5f3a….data.safetensors         one attempt to save the point: its data,
   <url>/<slot>/step_0000000120_gen_000003.0001-5f3a….manifest.msgpack         and, last, its manifest
 
-The file formats are the local ones, byte for byte; the lock stays on the host. Both names of an attempt contain its
-unique part. So a stale or partial upload is never combined with another attempt's manifest, and nothing whole is
-overwritten. A point exists if its manifest exists and its data has the right size.
+The file formats are the local ones, byte for byte; the lock stays on the host. Both names of an attempt contain the
+attempt's unique part. So a stale or partial upload is never combined with another attempt's manifest, and no complete
+object is overwritten. A point exists if its manifest exists and its data has the right size.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from samebits.store.owner import MAX_OWNER_BYTES, OWNER_FILE, FolderOwner, decod
 LEFTOVER_AGE_S = 24 * 3600.0
 """Minimum age, by the server's clock, at which the data of an unfinished upload is removed."""
 
-LOOKED_AT = 16  # slots; all slots of a checkpoint folder belong to one job
+LOOKED_AT = 16  # slots; a few are enough, since all slots of a checkpoint folder belong to one job
 
 _BATCH_BYTES = 64 * 1024 * 1024
 
@@ -63,8 +63,8 @@ class RemotePointStore:
         url: the job's checkpoint folder.
         slot: the points' slot.
         job: id of their job.
-        job_name: its name, for people.
-        patience_s: how long a failure that may pass is retried.
+        job_name: the job's display name.
+        patience_s: how long temporary failures are retried.
         leftover_age_s: see ``LEFTOVER_AGE_S``.
     """
 
@@ -84,7 +84,7 @@ class RemotePointStore:
         self._session = secrets.token_hex(8)
         self._leftover_age_s = leftover_age_s
         self._is_claimed = False
-        self._manifests: dict[str, Manifest] = {}  # by object; no name is written twice
+        self._manifests: dict[str, Manifest] = {}  # by object name; no name is written twice
         self._whole: set[str] = set()  # data that this process wrote, or read and verified
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class RemotePointStore:
             name, data = self._name(OWNER_FILE), encode_owner(self._owner)
             self._store.create(name, data)
             owner = self._read_owner()
-            if owner is None:  # empty, so unclaimed: some servers show a file before its content
+            if owner is None:  # an empty object is no claim: some servers show a file before its content
                 self._store.upload(name, [memoryview(data)])
                 owner = self._read_owner()
                 if owner is None:
@@ -112,14 +112,16 @@ class RemotePointStore:
                         f"{lost}. Fix: check that CHECKPOINT_PATH and AWS_ENDPOINT_URL name an object store"
                     )
         self._require_own(owner)
-        self._is_claimed = True  # for good: the object is never written again
+        self._is_claimed = True  # permanently: the object is never written again
 
     def scan(self) -> list[RemotePoint]:
-        """Return the points, newest first, each as its newest valid attempt; unfinished uploads are left out.
+        """Return the points, newest first, each as its newest valid attempt.
+
+        Unfinished uploads are left out.
 
         Raises:
             ForeignFolderError: the folder belongs to another job.
-            StoreError: the store does not answer, or refuses.
+            StoreError: the store does not answer, or refuses the request.
         """
         sizes = self._sizes()
         if OWNER_FILE not in sizes:
@@ -137,7 +139,9 @@ class RemotePointStore:
         return list(points.values())
 
     def _listed_again(self, sizes: dict[str, int]) -> dict[str, int]:
-        """List again if the marker, which precedes every point, is missing from the listing but readable.
+        """List the folder again if its marker is readable but missing from the listing.
+
+        The marker is written before every point.
 
         Raises:
             StoreError: the second listing lacks it as well, so the server's listings are wrong.
@@ -145,7 +149,7 @@ class RemotePointStore:
         name = self._name(OWNER_FILE)
         if self._store.read(name, 1) is None:
             return sizes
-        sizes = self._sizes()  # the writer of an earlier process may have just made it
+        sizes = self._sizes()  # an earlier process's writer may have just created it
         if OWNER_FILE not in sizes:
             raise StoreError(
                 f"{self._store.where(name)} can be read, but the server lists no such object: its listings are wrong. "
@@ -158,7 +162,11 @@ class RemotePointStore:
         return next((found for found in self.scan() if found.point == point), None)
 
     def verify(self, found: RemotePoint) -> None:
-        """Read the whole point and compare every hash; :class:`CheckpointError` names the object and the chunk."""
+        """Read all of the point's data and compare every hash.
+
+        Raises:
+            CheckpointError: names the object and the chunk.
+        """
         manifest = found.require_manifest()
         name = self._name(found.attempt.data_name)
         for _ in self._chunks(name, manifest):
@@ -194,14 +202,14 @@ class RemotePointStore:
         *,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """Save one point: data, then manifest. A point that is already whole is not changed.
+        """Save one point: first its data, then its manifest.
 
-        The arguments are ``write_point``'s.
+        A point that is already saved and intact is not changed. The arguments are those of ``write_point``.
 
         Raises:
             CheckpointError: the state cannot be saved faithfully; the message names the value.
             ForeignFolderError: the folder belongs to another job.
-            StoreError: the store refuses, or a newer generation already saves here; earlier points are unharmed.
+            StoreError: the store refuses, or a newer generation already saves here. Earlier points are unaffected.
         """
         parts = in_file_order(tensors)
         views = [memoryview(encode_header(parts)), *map(bytes_of, parts)]
@@ -212,11 +220,13 @@ class RemotePointStore:
     def write_prepared(
         self, header: PointHeader, manifest: Callable[[], BytesLike], data: Sequence[memoryview]
     ) -> None:
-        """Save a point, as :meth:`write` does, whose two files are already in memory, byte for byte.
+        """Save a point whose two files are already in memory, byte for byte.
+
+        Otherwise the same as :meth:`write`.
 
         Args:
             header: identifies the point.
-            manifest: returns the manifest's file with all digests; called when the data has arrived.
+            manifest: returns the bytes of the manifest file with all digests; called once the data is uploaded.
             data: the data file, in pieces that must not change meanwhile.
         """
         data_bytes = sum(map(len, data))
@@ -242,10 +252,10 @@ class RemotePointStore:
         self._sweep(attempt, sizes)
 
     def prune(self, asked: Pruning) -> Pruned:
-        """Delete points that are not needed now that ``asked.newest`` is saved: manifests first, then data.
+        """Delete points that are not needed now that ``asked.newest`` is saved.
 
-        The policy is ``pruning.prune``'s, except that points to delete are not verified first, which would take too
-        much network traffic.
+        Manifests are deleted first, then data. The policy is that of ``pruning.prune``, except that points to delete
+        are not verified first, which would take too much network traffic.
         """
         fitting = [found for found in self.scan() if found.is_usable]
         abandoned = {found.point for found in fitting if pruning.is_abandoned(found.point, asked.newest)}
@@ -262,7 +272,7 @@ class RemotePointStore:
                 self._store.remove(self._name(attempt.data_name))
         return Pruned([point for point in whole if point in doomed], check.found_damaged)
 
-    # ---- whose it is
+    # ---- ownership
 
     def _read_owner(self) -> FolderOwner | None:
         name = self._name(OWNER_FILE)
@@ -332,15 +342,15 @@ class RemotePointStore:
                 try:
                     self.verify(found)
                 except CheckpointError:
-                    continue  # it stays, and a new attempt is made beside it
+                    continue  # the damaged attempt stays, and a new one is made
                 return True
         return False
 
     def _sweep(self, saved: Attempt, sizes: dict[str, int]) -> None:
         """Remove data of uploads that will never be finished.
 
-        This only frees space: no name is used again. Removed are failed uploads of this process, and those of older
-        generations that are a day old by the server's clock; their writers would be refused by now.
+        This only frees space, because names are never reused. It removes failed uploads of this process, and uploads of
+        older generations that are a day old by the server's clock; their writers would be refused by now.
         """
         manifests = set(attempts_in(sizes, MANIFEST_SUFFIX))
         now_s = None
@@ -408,7 +418,7 @@ def jobs_at(url: str) -> tuple[frozenset[str], int]:
 
 
 def slots_at(url: str, *, patience_s: float = PATIENCE_S) -> list[int]:
-    """Return the slots that have a folder there, in order."""
+    """Return the slots that have a folder below the URL, in order."""
     return sorted(int(name) for name in ObjectStore(url, patience_s=patience_s).folders() if name.isdecimal())
 
 
@@ -420,7 +430,10 @@ _ATTEMPT_NAME = re.compile(r"(step_\d+_gen_\d+)\.((\d{4,9})-[0-9a-f]{16})", re.A
 
 @dataclass(frozen=True, slots=True, order=True)
 class Attempt:
-    """One attempt to save a point; both its names contain ``unique``. The greatest is the newest."""
+    """One attempt to save a point; the names of both objects contain ``unique``.
+
+    The greatest attempt is the newest.
+    """
 
     point: Point
     number: int
@@ -428,12 +441,12 @@ class Attempt:
 
     @property
     def data_name(self) -> str:
-        """Return the name of the data's object, in the rank's folder."""
+        """Return the name of the data object in the rank's folder."""
         return f"{point_name(self.point)}.{self.unique}{DATA_SUFFIX}"
 
     @property
     def manifest_name(self) -> str:
-        """Return the name of the manifest's object, in the rank's folder."""
+        """Return the name of the manifest object in the rank's folder."""
         return f"{point_name(self.point)}.{self.unique}{MANIFEST_SUFFIX}"
 
     @classmethod
@@ -449,7 +462,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class RemotePoint:
-    """A point in the store, by its newest valid attempt; otherwise ``problem`` tells why it cannot be used."""
+    """A point in the store, represented by its newest valid attempt.
+
+    If no attempt is valid, ``problem`` states why the point cannot be used.
+    """
 
     where: str
     attempt: Attempt
@@ -463,17 +479,17 @@ class RemotePoint:
 
     @property
     def is_usable(self) -> bool:
-        """Return whether manifest and sizes are valid."""
+        """Return whether the manifest and the sizes are valid."""
         return self.manifest is not None
 
     def require_manifest(self) -> Manifest:
-        """Return the manifest; raise :class:`CheckpointError` with the problem if there is none."""
+        """Return the manifest, or raise :class:`CheckpointError` with the problem."""
         if self.manifest is None:
             raise CheckpointError(self.problem or f"{self.where} cannot be used")
         return self.manifest
 
 
 def attempts_in(names: Iterable[str], suffix: str = "") -> list[Attempt]:
-    """Return the attempts that objects with this suffix belong to, each once."""
+    """Return the attempts to which objects with this suffix belong, without duplicates."""
     found = (Attempt.parse(name) for name in names if name.endswith(suffix))
     return list(dict.fromkeys(attempt for attempt in found if attempt is not None))

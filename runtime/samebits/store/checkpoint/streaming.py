@@ -1,10 +1,10 @@
-"""Send a point to another rank piece by piece; neither end holds a second copy.
+"""Send a point to another rank in pieces, without a second copy at either end.
 
 ::
 
   preface   magic "\x93SBSTR\x01\n" | manifest size u64 | header size u64 | manifest.msgpack, its digests empty |
             the header of data.safetensors | xxh3_128 of that header
-  pieces    up to ``PIECE_BYTES`` of the tensors' bytes, in the order of the file, and behind them their xxh3_128,
+  pieces    up to ``PIECE_BYTES`` of the tensors' bytes, in the order of the file, followed by their xxh3_128,
             whose seed is the number of the piece
 
 Every piece has its own hash, so one piece can be prepared while another travels and a third is verified and stored.
@@ -45,18 +45,18 @@ _ORIGIN = "a point received from another rank"
 
 
 class Outgoing:
-    """A point that is sent.
+    """A point to send.
 
     Args:
-        header: the point's.
-        tree: the point's.
-        layout: the point's.
+        header: the point's header.
+        tree: the point's tree.
+        layout: the point's layout.
         file_header: the header of its data file.
-        views: the rest of that file in memory; it must not change until all pieces were sent.
+        views: the rest of that file in memory; it must not change until all pieces have been sent.
 
     Attributes:
-        preface: to be sent before all pieces.
-        data_bytes: in all pieces, without their hashes.
+        preface: the bytes to send before the pieces.
+        data_bytes: the total size of all pieces, without their hashes.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Outgoing:
 
     @classmethod
     def of_state(cls, header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree) -> Outgoing:
-        """Prepare a point that is on no disk. The arguments are ``write_point``'s.
+        """Prepare a point that is not on disk. The arguments are those of ``write_point``.
 
         Raises:
             CheckpointError: the state cannot be saved faithfully; the message names the value.
@@ -84,11 +84,11 @@ class Outgoing:
 
     @classmethod
     def of_point(cls, point: Checkpoint) -> Outgoing:
-        """Prepare a point that was read, and therefore verified."""
+        """Prepare a point that was read from disk, and therefore verified."""
         return cls.of_state(point.header, point.tensors.values(), point.tree, point.layout)
 
     def fill(self, piece: memoryview) -> None:
-        """Fill the next piece; its length is from :func:`sizes_of`."""
+        """Fill the next piece; its length comes from :func:`sizes_of`."""
         content = piece[:-_DIGEST_BYTES]
         _move(self._rest, content, outwards=True)
         piece[-_DIGEST_BYTES:] = xxhash.xxh3_128_digest(content, self._number)
@@ -96,16 +96,16 @@ class Outgoing:
 
 
 class IncomingPoint:
-    """A point that is received.
+    """A point that is being received.
 
     Args:
-        preface: as it was sent.
+        preface: the preface that was received.
         job: id of the job whose points are accepted.
-        targets: tensors to fill, as in ``reading.read``; after an error they may hold anything.
+        targets: tensors to fill, as in ``reading.read``; after an error their content is undefined.
 
     Attributes:
-        layout: the point's.
-        data_bytes: in all pieces, without their hashes.
+        layout: the point's layout.
+        data_bytes: the total size of all pieces, without their hashes.
 
     Raises:
         CheckpointError: the preface is not what was sent, or belongs to another job.
@@ -124,7 +124,7 @@ class IncomingPoint:
         self._point = Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
 
     def take(self, piece: memoryview) -> None:
-        """Store the next piece; raises :class:`CheckpointError` if the piece is not what was sent."""
+        """Store the next piece; raise :class:`CheckpointError` if it is not what was sent."""
         content, digest = piece[:-_DIGEST_BYTES], piece[-_DIGEST_BYTES:]
         if xxhash.xxh3_128_digest(content, self._number) != digest:
             raise CheckpointError(f"{_ORIGIN}: piece {self._number} is not what was sent; request it again")
@@ -162,7 +162,7 @@ def _preface_of(preface: memoryview) -> tuple[Manifest, memoryview]:
 
 
 def _move(rest: list[memoryview], content: memoryview, *, outwards: bool) -> None:
-    """Copy between a piece and the views, which are consumed from the end of the list."""
+    """Copy between a piece and the views; the list of views is consumed from its end."""
     while content:
         view = rest.pop()
         count = min(len(view), len(content))

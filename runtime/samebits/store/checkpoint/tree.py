@@ -1,9 +1,9 @@
-"""Convert trees of plain values to msgpack bytes and back, equal in value and in type.
+"""Convert trees of plain values to msgpack bytes and back, without changing values or types.
 
-A tree is None, bool, int, float, str, bytes, and lists, tuples and dictionaries of those: the part of a state that is
-not tensors. Plain msgpack turns a tuple into a list and refuses the 128-bit integers of numpy's generators, and a state
-restored only approximately is a silent divergence. So tuples and large integers are stored as extension types. Any
-other value that would not come back equal is refused when it is saved, with its place in the tree.
+A tree consists of None, bool, int, float, str, bytes, and lists, tuples and dictionaries of those: the part of a state
+that is not tensors. Plain msgpack turns a tuple into a list and refuses the 128-bit integers of numpy's generators, and
+a state restored only approximately diverges silently. So tuples and large integers are stored as extension types. Any
+other value that would not be restored exactly is refused when it is saved; the error gives its place in the tree.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def encode(tree: Tree, name: str = "tree") -> bytes:
-    """Encode the tree; :class:`CheckpointError` names the place of a value that cannot be saved."""
+    """Encode the tree; raise :class:`CheckpointError` with the place of an unsupported value."""
     _require_plain(tree, name)
     try:
         packed = _pack(tree)
@@ -38,7 +38,7 @@ def encode(tree: Tree, name: str = "tree") -> bytes:
 
 
 def decode(data: bytes) -> Tree:
-    """Decode a tree of :func:`encode`; raises :class:`ValueError` for any other bytes."""
+    """Decode what :func:`encode` returned; raise :class:`ValueError` for any other bytes."""
     try:
         tree = _unpack(data, MAX_DEPTH)
         _require_plain(tree, "tree")  # msgpack supports more than trees do: timestamps, deeper nesting, other keys
@@ -56,7 +56,7 @@ def _require_plain(tree: Tree, name: str) -> None:
 
 def _fault(value: Tree, depth_left: int) -> tuple[str, str] | None:
     """Return the first place below ``value`` that cannot be saved, and the reason."""
-    kind = type(value)  # exact: a subclass would come back as its base
+    kind = type(value)  # exact, because a subclass would be restored as its base class
     if kind in _SCALARS:
         return None
     if kind not in (list, tuple, dict):
@@ -86,7 +86,7 @@ def _pack(tree: Tree) -> bytes:
 def _pack_extension(value: Any) -> msgpack.ExtType:
     if type(value) is tuple:
         return msgpack.ExtType(_TUPLE, _pack(list(value)))
-    # Other values that get here passed _require_plain, so they are integers of more than 64 bits.
+    # All values here have passed _require_plain, so the others are integers of more than 64 bits.
     size = value.bit_length() // 8 + 1
     return msgpack.ExtType(_LARGE_INTEGER, value.to_bytes(size, "little", signed=True))
 

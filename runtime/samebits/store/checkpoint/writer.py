@@ -1,24 +1,26 @@
-"""The trainer's side of its checkpoint writer: start it, hand it a sealed slot, receive the outcome.
+"""Start the checkpoint writer, hand it sealed slots, and receive the outcomes.
+
+This is the trainer's side.
 
 The link to ``writer_process`` is a socket that preserves message boundaries (unix(7), SOCK_SEQPACKET). Each message is
 a msgpack array::
 
   trainer → writer    root, job name, room                    once, with descriptors of the room and of the folder's
-                                                              lock: a root may hold a password, so no argument does
+                                                              lock; no argument, because a root may hold a password
                       "save", slot name, sequence             this slot is sealed
                       "prune", newest, retention,             call ``PointStore.prune`` now
                                verified, damaged
                       "brief", words                          for the writer's companion (``writer_process``)
-  writer → trainer    "hashed", sequence, "", []              it can be found after a crash
-                      "durable", sequence, "", []             it is on disk under its name
-                      "failed", sequence, text, []            it is not; the text is a StoreError's
-                      "damaged", 0, text, [point]             this point is damaged, for this reason, and stays
-                      "pruned", 0, text, gone                 these points are gone; the text is empty or as above
-                      "copied", sequence, "", []              the companion has handled the slot
-                      "uncopied", sequence, text, []          it has not
+  writer → trainer    "hashed", sequence, "", []              the point can be found after a crash
+                      "durable", sequence, "", []             the point is on disk under its name
+                      "failed", sequence, text, []            the point is not on disk; text of the StoreError
+                      "damaged", 0, text, [point]             this point is damaged, for this reason, and kept
+                      "pruned", 0, text, gone                 these points are deleted; text of a StoreError or ""
+                      "copied", sequence, "", []              the companion has copied the slot
+                      "uncopied", sequence, text, []          the companion has not copied the slot
 
 Only one save is in progress at a time, so its outcome is a single message that is cheap to poll for. Pruning may take
-as long as the disk needs. It is requested after the outcome arrived, and no training step waits for it.
+as long as the disk needs. It is requested after the outcome has arrived, and no training step waits for it.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ PACKAGE_FOLDER = Path(__file__).resolve().parents[3]
 
 
 def command_of(module: str) -> tuple[str, ...]:
-    """Return a command that runs this module as ``python -m`` does, whatever the folder and sys.path are."""
+    """Return a command that runs this module like ``python -m``, independent of sys.path."""
     program = (
         "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
         f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
@@ -77,7 +79,7 @@ COMMAND = command_of("samebits.store.checkpoint.writer_process")
 
 @dataclass(frozen=True, slots=True)
 class _Child:
-    """A writer's process that has no task yet, and the link to it."""
+    """A writer process that has no task yet, and the link to it."""
 
     process: subprocess.Popen[bytes]
     link: socket.socket
@@ -115,11 +117,13 @@ class _Child:
 
 
 _waiting: dict[tuple[str, ...], _Child] = {}
-"""Processes started ahead, by command; the next writer with the same command takes one."""
+"""Processes started ahead of time, by command; the next writer with the same command uses one."""
 
 
 def start_ahead(command: tuple[str, ...] = COMMAND, inherited: Sequence[int] = ()) -> None:
-    """Start the process for this process's next :class:`Writer`; its imports take longer than most saves.
+    """Start the process of the next :class:`Writer` ahead of time.
+
+    Its imports take longer than most saves.
 
     Args:
         command: see :class:`Writer`.
@@ -133,14 +137,14 @@ def start_ahead(command: tuple[str, ...] = COMMAND, inherited: Sequence[int] = (
 
 
 def dismiss_waiting() -> None:
-    """End processes that were started ahead, once no writer will be needed."""
+    """End processes that were started ahead of time, once no writer will be needed."""
     while _waiting:
         _waiting.popitem()[1].dismiss()
 
 
 @dataclass(frozen=True, slots=True)
 class SaveOutcome:
-    """The outcome of a save: the point is durable, or ``problem`` tells why not."""
+    """The outcome of a save: the point is durable, or ``problem`` states why not."""
 
     point: Point
     problem: str | None = None
@@ -157,7 +161,7 @@ def message_of(pruning: Pruning) -> list[Any]:
     """Encode a request to prune, for :func:`pruning_in`."""
     retention = pruning.retention
     known = (sorted(points, reverse=True)[:MAX_POINTS] for points in (pruning.verified, pruning.damaged))
-    # Points that do not fit are read once more.
+    # Points that do not fit in the message are verified once more.
     return [pruning.newest, [retention.keep, retention.committed, list(retention.told)], *known]
 
 
@@ -167,15 +171,16 @@ def _points_of(message: list[Any]) -> list[Point]:
 
 
 class Writer:
-    """The writer process of one rank, started ahead by :func:`start_ahead` or with the first save.
+    """The writer process of one rank, started by :func:`start_ahead` or by the first save.
 
     Args:
         root: the job's checkpoint folder; the caller holds the lock of the rank's folder.
         room: the rank's slots.
         lock_descriptor: that lock's open file, which the process inherits.
-        job_name: for a remote folder, which the writer claims, so that no step waits for a network.
+        job_name: the job's display name; the writer claims a remote folder with it, so that no step waits for a
+            network.
         command: the program to start.
-        inherited: more descriptors for the process.
+        inherited: further descriptors that the process inherits.
     """
 
     def __init__(
@@ -211,7 +216,7 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a save is in progress, as far as this process has been told."""
+        """Return whether a save is in progress; its outcome may not have been received yet."""
         return self._in_hand is not None
 
     def start(self) -> None:
@@ -224,7 +229,7 @@ class Writer:
             self._start()
 
     def submit(self, name: str, sequence: int, point: Point) -> None:
-        """Hand over a sealed slot; no other save may be in progress.
+        """Hand a sealed slot to the writer; no other save may be in progress.
 
         Args:
             name: the slot's name.
@@ -240,7 +245,7 @@ class Writer:
             try:
                 self._link.send(message)
             except (BrokenPipeError, ConnectionResetError):
-                self.close()  # it was killed between two saves, so start another one
+                self.close()  # the process was killed between two saves, so start another one
         if self._link is None:
             link = self._start()
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # already dead; reported by outcome()
@@ -266,17 +271,17 @@ class Writer:
         return None
 
     def prune(self, pruning: Pruning) -> None:
-        """Request pruning after a new point became durable; skipped if there is no process."""
+        """Request pruning after a new point became durable; do nothing without a process."""
         assert not self._is_pruning, "a save is in hand only after what was asked before"
         message = msgpack.packb(("prune", *message_of(pruning)))
-        # if others rely on thousands of points, all stay
+        # If other ranks rely on thousands of points, nothing is pruned.
         if self._link is not None and len(message) <= MAX_MESSAGE_BYTES:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._link.send(message)
                 self._is_pruning = True
 
     def pruned(self, *, wait: bool) -> list[Pruned]:
-        """Return the prunings finished since the last call.
+        """Return the results of prunings finished since the last call.
 
         With ``wait``, wait for a pruning in progress, unless a save is in progress.
         """
@@ -286,14 +291,17 @@ class Writer:
         return heard
 
     def brief(self, words: bytes) -> None:
-        """Send words to the writer's companion, now or once there is a process, and to every later process."""
+        """Send words to the companion of the writer process and of every later one."""
         self._brief = words
         if self._link is not None:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead; the next process gets it
                 self._link.send(msgpack.packb(("brief", words)))
 
     def copies(self) -> list[str]:
-        """Return the outcomes of copies since the last call, in order: a problem, or empty for success."""
+        """Return the outcomes of copies since the last call, in order.
+
+        Each is a problem, or empty for success.
+        """
         if self._in_hand is None:
             self._hear(wait=False)
         heard, self._copies = self._copies, []
@@ -327,7 +335,7 @@ class Writer:
         return None
 
     def close(self) -> None:
-        """End the process once it has finished the current save."""
+        """Close the link, and wait until the process has finished the current save and exited."""
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -368,12 +376,12 @@ class Writer:
 
 
 def _make_nice(pid: int) -> None:
-    """Give a new process the lowest priority, so that it takes a tenth of a busy core from the training.
+    """Lower a new process's priority, so that it takes only a tenth of a busy core.
 
     This includes its imports, which take longer than most saves. If the kernel shares CPU time between sessions
-    (sched(7), autogroup), a nice value has an effect only within a session; that is why the writer stays in its
-    trainer's session. A session of its own with a lower priority got no CPU time at all beside a trainer that spins on
-    the same core (measured on Linux 6.18), so its saves never ended.
+    (sched(7), autogroup), a nice value has an effect only within a session; so the writer stays in its trainer's
+    session. In a separate session with a lower priority, the writer got no CPU time at all beside a trainer that spins
+    on the same core (measured on Linux 6.18), so its saves never finished.
     """
     with contextlib.suppress(OSError):  # already dead; reported by outcome()
         os.setpriority(os.PRIO_PROCESS, pid, min(LEAST_PRIORITY, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS))

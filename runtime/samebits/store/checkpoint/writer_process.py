@@ -3,10 +3,10 @@
 ``writer`` starts it and describes the messages. A companion may process each hashed slot further (``service`` sends
 copies to other hosts); no save waits for it.
 
-Every sealed slot gets written. The process has its own process group, so Ctrl-C does not reach it, and it ignores
-requests to end. When its trainer is gone, it writes the sealed slots before it ends, and holds the folder's lock until
-then. It deletes no points after the trainer's death, because the next trainer may already have offered them to other
-ranks.
+Every sealed slot is written. The process has its own process group, so Ctrl-C does not reach it, and it ignores
+termination signals. When its trainer is gone, it writes the sealed slots before it exits, and holds the folder's lock
+until then. It deletes no points after the trainer's death, because the next trainer may already have offered them to
+other ranks.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Companion(Protocol):
-    """Processes hashed slots further, in a thread of its own; no method may block."""
+    """Processes hashed slots further, in its own thread; no method may block."""
 
     def brief(self, words: bytes) -> None:
         """Receive the trainer's message for the companion."""
 
     def hashed(self, name: str, sequence: int) -> None:
-        """Process this slot, which is hashed."""
+        """Process a slot that has been hashed."""
 
     def close(self) -> None:
-        """Stop: the trainer is gone or finished."""
+        """Stop, because the trainer is gone or has finished."""
 
 
 Tell = Callable[[str, int, str], None]
@@ -79,10 +79,10 @@ class WriterProcess:
 
     Args:
         link: to the trainer; preserves message boundaries.
-        trainer: this process ends after it. The trainer's death is detected even if a child of it keeps its end of
-            ``link`` open.
+        trainer: this process exits after the trainer does. The trainer's death is detected even if a child of the
+            trainer keeps its end of ``link`` open.
         task: what to write.
-        accompanied_by: makes the companion, if there is to be one.
+        accompanied_by: creates the companion; None for no companion.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class WriterProcess:
         self._was_there: frozenset[Point] | None = None  # points in an object store before this process's first save
 
     def run(self) -> None:
-        """Serve until the trainer is gone and everything that it sealed is written."""
+        """Serve until the trainer is gone and all slots that it sealed are written."""
         link, poll = self._link, select.poll()
         poll.register(link, select.POLLIN)
         with _watched(self._trainer) as watched:
@@ -117,7 +117,7 @@ class WriterProcess:
                         continue
                     break
                 except ConnectionResetError:
-                    continue  # it left with unread messages; those that it sent follow
+                    continue  # the trainer exited with unread messages; those that it sent follow
                 if not message:
                     break
                 self._take(msgpack.unpackb(message))
@@ -136,7 +136,7 @@ class WriterProcess:
                 self._prune(pruning_in(pruning))
 
     def _finish_what_is_sealed(self) -> None:
-        """Finish slots that the trainer sealed but was killed before submitting."""
+        """Write slots that the trainer sealed but, because it was killed, did not submit."""
         for name in memory_room.NAMES:
             header = MemoryBuffer(self._task.room / name, self._task.room_descriptor).header()
             if header is not None and header.stage is BufferStage.SEALED and header.sequence not in self._finished:
@@ -166,7 +166,7 @@ class WriterProcess:
 
     def _store_of(self, header: PointHeader) -> PointStore[Any]:
         if self._store is None:
-            # A local folder was claimed before its lock was taken.
+            # A local folder was claimed before it was locked.
             task = self._task
             self._store = open_point_store(task.root, header.slot, job=header.job, job_name=task.job_name, claims=False)
         return self._store
@@ -175,7 +175,7 @@ class WriterProcess:
         assert self._store is not None, "it is asked for after a save"
         if not self._trainer.is_alive():
             return
-        told = asked.retention.told | (self._was_there or frozenset())  # others may rely on those too
+        told = asked.retention.told | (self._was_there or frozenset())  # other ranks may rely on those too
         retention = dataclasses.replace(asked.retention, told=told)
         try:
             pruned = self._store.prune(dataclasses.replace(asked, retention=retention))
@@ -206,10 +206,10 @@ def _watched(trainer: ProcessIdentity) -> Iterator[int | None]:
 
 
 def main(accompanied_by: Callable[[argparse.Namespace, Task, Tell], Companion] | None = None) -> NoReturn:
-    """Run the writer in this process and exit; :mod:`writer` starts it.
+    """Run the writer in this process, then exit; :mod:`writer` starts it.
 
     Args:
-        accompanied_by: makes the companion from the command line and the task.
+        accompanied_by: creates the companion from the command line and the task.
     """
     parser = argparse.ArgumentParser(description="Writes one rank's checkpoints; started by its trainer.")
     parser.add_argument("--link", type=int, required=True)
@@ -223,7 +223,7 @@ def main(accompanied_by: Callable[[argparse.Namespace, Task, Tell], Companion] |
         if task is not None:
             companion = None if accompanied_by is None else functools.partial(accompanied_by, given, task)
             WriterProcess(link, ProcessIdentity(*given.trainer), task, accompanied_by=companion).run()
-    # Skip the interpreter's shutdown, which takes a core for half as long as a recovery.
+    # Skip the interpreter's shutdown, which would occupy a core for half the duration of a recovery.
     os._exit(0)
 
 

@@ -1,8 +1,9 @@
-"""Save a point: data → fsync → manifest → fsync → rename → fsync of the folder; never overwrites a whole point.
+"""Save a point durably, without ever overwriting an intact one.
 
-Everything is written to a temporary directory and hashed on the way; one rename makes the point exist. Data bypasses
-the page cache if the file system allows it (O_DIRECT in open(2)): it is not read again soon, and copying gigabytes into
-the cache would cost CPU time and evict other processes' pages.
+The order is: data → fsync → manifest → fsync → rename → fsync of the folder. Everything is hashed while it is written
+to a temporary directory; one rename makes the point exist. Data bypasses the page cache if the file system allows it
+(O_DIRECT in open(2)): it is not read again soon, and copying gigabytes into the cache would cost CPU time and evict
+other processes' pages.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from samebits.store.checkpoint.tree import Tree
 from samebits.store.durable import BytesLike
 
 _WRITE_BYTES = 8 * 1024 * 1024
-_BLOCK_BYTES = 4096  # lengths and offsets must be multiples of this, on any file system in use
+_BLOCK_BYTES = 4096  # lengths and offsets must be multiples of this on all common file systems
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
@@ -47,25 +48,25 @@ def write_point(
     *,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Path:
-    """Save one point durably; the caller holds the lock of ``folder.rank_directory(root, header.slot)``.
+    """Save one point durably; the caller holds the lock of the rank's folder.
 
-    If the same point is already saved and whole, nothing changes. If it is damaged, it is moved aside, and the new one
+    If the same point is already saved and intact, nothing changes. If it is damaged, it is moved aside, and the new one
     takes its name.
 
     Args:
         root: the checkpoint folder of the job (CHECKPOINT_PATH).
         header: identifies the point.
-        tensors: their bytes are read during the call and must not change meanwhile; they are not copied.
+        tensors: the tensors; their bytes are not copied and must not change during the call.
         tree: the rest of the state; see ``tree`` for the supported types.
-        layout: other data of the point, such as the gradient buckets; also a tree.
-        chunk_bytes: bytes of data per hash.
+        layout: further data of the point, such as the gradient buckets; also a tree.
+        chunk_bytes: the number of data bytes per hash.
 
     Returns:
         The point's directory.
 
     Raises:
         CheckpointError: the state cannot be saved faithfully; the message names the value.
-        StoreError: the disk refuses; nothing of this attempt is left, and earlier points are unharmed.
+        StoreError: the disk reports an error; nothing of this attempt is left, and earlier points are unaffected.
     """
 
     def write_files(temporary: Path) -> None:
@@ -77,13 +78,15 @@ def write_point(
 
 
 def write_prepared(root: Path, header: PointHeader, manifest: Callable[[], BytesLike], data: memoryview) -> Path:
-    """Save a point, as :func:`write_point` does, whose two files are already in memory, byte for byte.
+    """Save a point whose two files are already in memory, byte for byte.
+
+    Otherwise the same as :func:`write_point`.
 
     Args:
-        root: as for :func:`write_point`; the same lock is held.
+        root: as for :func:`write_point`; the same lock must be held.
         header: identifies the point.
-        manifest: returns the manifest's file with all digests; called when the data is written.
-        data: the data file, which must not change meanwhile. Bypasses the page cache if it is page-aligned.
+        manifest: returns the bytes of the manifest file with all digests; called once the data is written.
+        data: the data file, which must not change meanwhile. It bypasses the page cache if it is page-aligned.
     """
 
     def write_files(temporary: Path) -> None:
@@ -94,12 +97,12 @@ def write_prepared(root: Path, header: PointHeader, manifest: Callable[[], Bytes
 
 
 def write_linked(root: Path, header: PointHeader, manifest: BytesLike, data: Path) -> bool:
-    """Save a point with the data file of another point below the same folder, by a hard link.
+    """Save a point as a hard link to the data file of another point in the same folder.
 
     Args:
-        root: as for :func:`write_point`; the same lock is held.
+        root: as for :func:`write_point`; the same lock must be held.
         header: identifies the point.
-        manifest: the manifest's file.
+        manifest: the bytes of the manifest file.
         data: the other point's data file.
 
     Returns:
@@ -142,7 +145,7 @@ def _save(root: Path, header: PointHeader, write_files: Callable[[Path], None]) 
                 folder.move_damaged_aside(path)
             durable.publish(temporary, path)
         except BaseException:
-            # If this fails, the next save sweeps what is left.
+            # If this fails, the next save removes what is left.
             shutil.rmtree(temporary, ignore_errors=True)
             raise
     return path
@@ -153,12 +156,15 @@ def _is_whole(path: Path, header: PointHeader) -> bool:
     try:
         reading.verify(found)
     except CheckpointError:
-        return False  # saved again; the damaged one is kept under another name
+        return False  # the point is saved again, and the damaged one is kept under another name
     return True
 
 
 def _make_durable(path: Path) -> None:
-    """Sync an existing point: an earlier save may have been killed between its rename and its last fsync."""
+    """Sync an existing point.
+
+    An earlier save may have been killed between its rename and its last fsync.
+    """
     with durable.disk_errors(path, "making the point durable"):
         for file in (path / DATA_FILE, path / MANIFEST_FILE):
             descriptor = durable.open_regular(file)
@@ -186,7 +192,7 @@ def _write_data(path: Path, parts: list[TensorPart], chunk_bytes: int) -> tuple[
 
 
 def write_new_file(path: Path, data: memoryview) -> None:
-    """Write and fsync a new file, but not its directory; raises the bare :class:`OSError`."""
+    """Write and fsync a new file, but not its directory; raise the plain :class:`OSError`."""
     descriptor, is_direct = _create(path)
     try:
         done = 0
@@ -201,7 +207,7 @@ def write_new_file(path: Path, data: memoryview) -> None:
             except OSError as error:
                 if not is_direct or error.errno != errno.EINVAL:
                     raise
-                # a file system with larger blocks, or a mapping that it cannot read
+                # The file system has larger blocks, or cannot read from this mapping.
                 is_direct = _leave_direct(descriptor)
         os.fsync(descriptor)
     finally:

@@ -1,4 +1,4 @@
-"""The copy of a job's event log in an etcd, so that ``history`` survives the scheduler's host.
+"""Copy a job's event log to an etcd, so that ``history`` survives the scheduler's host.
 
 ::
 
@@ -22,7 +22,7 @@ from samebits.store.quorum.gateway import Equals, EtcdGateway, PutKey, Remove
 from samebits.store.quorum.quorum_log import EVENTS
 
 MOST_BYTES: Final = 4 << 20
-"""Limit of the copy, as large as the folder's parts together; older lines are removed."""
+"""Limit of the copy's size, equal to that of all parts in the folder; older lines are removed."""
 
 _PUT_BYTES: Final = 256 << 10
 _CLOSES_WITHIN_S: Final = 2.0
@@ -32,17 +32,17 @@ def copied_lines(gateway: EtcdGateway) -> list[str]:
     """Return the lines in the etcd, oldest first; empty if there are none.
 
     Raises:
-        StoreError: the etcd does not answer, or refuses.
+        StoreError: the etcd does not answer, or refuses the request.
     """
     return [line for _, lines in _stored(gateway) for line in lines]
 
 
 class EventCopier:
-    """Appends lines to the copy, in a thread of its own.
+    """Appends lines to the copy, in its own thread.
 
     Args:
-        gateway: used by this object only.
-        lines: all lines of the folder's log; those behind the copy's last one are appended first.
+        gateway: a client of the etcd, used by this object only.
+        lines: all lines of the folder's log; those after the copy's last line are appended first.
         on_failure: called once, in the thread, with a sentence, when lines are lost.
     """
 
@@ -54,12 +54,12 @@ class EventCopier:
         self._thread.start()
 
     def put(self, lines: Sequence[str]) -> None:
-        """Append these lines; returns at once."""
+        """Queue these lines to be appended, and return at once."""
         for line in lines:
             self._waiting.put(line)
 
     def close(self) -> None:
-        """Write the waiting lines, for a limited time, and end the thread."""
+        """Write the queued lines, for a limited time, and end the thread."""
         self._waiting.put(None)
         self._thread.join(_CLOSES_WITHIN_S)
 

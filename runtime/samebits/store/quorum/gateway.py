@@ -1,14 +1,16 @@
-"""Requests to an etcd through its HTTP gateway (etcd 3.4 and later), with the standard library alone.
+"""Send requests to an etcd through its HTTP gateway (etcd 3.4 and later).
 
-Every request here may be sent twice, and applied late, without harm: a write is a transaction whose comparisons fail
-once it has been applied. So a request without an answer is sent to the next member until the patience is over, and the
-caller reads back whether an earlier attempt was applied.
+This module needs only the standard library and msgspec.
+
+Every request here may be sent twice, or applied late, without harm: a write is a transaction whose comparisons fail
+once it has been applied. So a request without an answer is sent to the next member until the time limit, and the caller
+reads back whether an earlier attempt was applied.
 
 A member that was suspended during an election can answer a linearizable read from an earlier state (etcd issue 20418;
 seen with 3.4.23). So a client rejects every answer whose revision is below the highest that the client has seen. Reads
-that follow a client's own claim are therefore complete. Without a claim they may be late, but never go backwards.
+that follow a client's own claim are therefore complete. Without a claim, reads may be stale but never go back in time.
 
-Nothing here compacts or defragments the etcd or disarms an alarm: it may be Kubernetes' own.
+Nothing here compacts or defragments the etcd, or disarms an alarm, because it may be Kubernetes' own etcd.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ from samebits.errors import SettingsError, StoreError
 from samebits.etcd_place import USUAL_PORT, EtcdAccess, EtcdPlace
 
 PATIENCE_S: Final = 60.0
-"""Seconds: longer than an election and a member's restart. While a scheduler waits, its workers train on."""
+"""Seconds, longer than an election and a member's restart; workers continue training while a scheduler waits."""
 
 COMMAND_PATIENCE_S: Final = 8.0
-"""Seconds for a command, because a person waits for it: longer than an election."""
+"""Seconds for a command, for which a user waits; longer than an election."""
 
 ATTEMPT_S: Final = 2.0
 _PAUSE_S: Final = 0.1
@@ -42,17 +44,20 @@ _PAGE: Final = 12
 """Values per page of a range: at 512 KiB each, in base64, a page stays below ``_MOST_ANSWER_BYTES``."""
 
 _PASSING: Final = frozenset((1, 4, 10, 13, 14))
-"""Errors that may pass: gRPC's CANCELLED, DEADLINE_EXCEEDED, ABORTED, INTERNAL and UNAVAILABLE."""
+"""Temporary errors: gRPC's CANCELLED, DEADLINE_EXCEEDED, ABORTED, INTERNAL and UNAVAILABLE."""
 _EXHAUSTED: Final = 8
 _PLAINTEXT: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
-"""OpenSSL's reasons if the other side does not use TLS."""
+"""The reasons that OpenSSL gives if the other side does not use TLS."""
 _UNAUTHENTICATED: Final = 16
 _BRING_BACK: Final = "Fix: bring a majority of its members back"
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdKeyValue:
-    """A key, its value, and the revision of its last change; 0 and an empty value for a key that does not exist."""
+    """A key, its value, and the revision of its last change.
+
+    A key that does not exist has revision 0 and an empty value.
+    """
 
     key: str
     value: bytes
@@ -61,7 +66,7 @@ class EtcdKeyValue:
 
 @dataclass(frozen=True, slots=True)
 class Equals:
-    """A transaction's condition: the key has this value, or, with None, does not exist."""
+    """A condition of a transaction: the key has this value or, for None, does not exist."""
 
     key: str
     value: bytes | None
@@ -69,17 +74,17 @@ class Equals:
 
 @dataclass(frozen=True, slots=True)
 class PutKey:
-    """A transaction's change: the key gets this value."""
+    """A change of a transaction: set the key to this value."""
 
     key: str
     value: bytes
     lease: int = 0
-    """The lease with whose end the key vanishes; 0: none."""
+    """The lease after which the key is removed; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """A transaction's change: all keys from ``first`` up to, but excluding, ``end`` are removed."""
+    """A change of a transaction: remove all keys from ``first`` up to, but excluding, ``end``."""
 
     first: str
     end: str
@@ -144,7 +149,7 @@ class EtcdGateway:
         patience_s: how long a request is repeated.
 
     Attributes:
-        on_retry: called before each repetition of a request, once :attr:`on_wait` was called for the request.
+        on_retry: called before each repetition of a request, after ``on_wait`` was called for that request.
 
     Raises:
         SettingsError: the files for TLS cannot be used.
@@ -173,10 +178,10 @@ class EtcdGateway:
         return EtcdGateway(self.place, self._access, self._on_wait, self._patience_s)
 
     def get(self, key: str) -> EtcdKeyValue:
-        """Return the key's value, not older than anything that this client has read or written before.
+        """Return the key's value, never older than what this client has read or written before.
 
         Raises:
-            StoreError: the etcd does not answer, or refuses.
+            StoreError: the etcd does not answer, or refuses the request.
         """
         answer = self._ask("kv/range", {"key": _coded(key)}, _RangeAnswer)
         for found in answer.kvs:
@@ -185,15 +190,17 @@ class EtcdGateway:
         return EtcdKeyValue(key, b"", 0)
 
     def holds(self, condition: Equals) -> bool:
-        """Return whether the condition holds; raises as :meth:`get`."""
+        """Return whether the condition is true. Raises like :meth:`get`."""
         found = self.get(condition.key)
         return found.value == condition.value if found.revision else condition.value is None
 
     def under(self, prefix: str, *, has_values: bool = True) -> Iterator[EtcdKeyValue]:
-        """Yield all keys that begin with ``prefix``, in order; without ``has_values`` their values are empty.
+        """Yield all keys that begin with ``prefix``, in order.
+
+        If ``has_values`` is false, the values are empty.
 
         Raises:
-            StoreError: the etcd does not answer, or refuses.
+            StoreError: the etcd does not answer, or refuses the request.
         """
         first, end = prefix.encode(), _after(prefix.encode())
         while True:
@@ -208,13 +215,13 @@ class EtcdGateway:
             first = answer.kvs[-1].key + b"\0"
 
     def change(self, conditions: Sequence[Equals], changes: Sequence[PutKey | Remove]) -> bool:
-        """Make all changes if all conditions hold; return whether they held.
+        """Make all changes if all conditions are true; return whether they were.
 
-        False may also mean that an earlier attempt of this very call was applied; the caller reads back. An attempt
+        False may also mean that an earlier attempt of the same call was applied, so the caller reads back. An attempt
         without an answer may be applied later, after other changes, so the conditions must make that harmless.
 
         Raises:
-            StoreError: the etcd does not answer, or refuses; the changes may or may not have been made.
+            StoreError: the etcd does not answer, or refuses the request; the changes may or may not have been made.
         """
         request = {
             "compare": [_comparison(one) for one in conditions],
@@ -226,21 +233,24 @@ class EtcdGateway:
         """Return a new lease that ends ``seconds`` after its last :meth:`renew`.
 
         Raises:
-            StoreError: the etcd does not answer, or refuses.
+            StoreError: the etcd does not answer, or refuses the request.
         """
         return self._ask("lease/grant", {"TTL": seconds, "ID": 0}, _Lease).id
 
     def renew(self, lease: int) -> bool:
-        """Renew the lease; return False if it has ended. Raises as :meth:`lease`."""
+        """Renew the lease; return False if it has ended. Raises like :meth:`lease`."""
         return self._ask("lease/keepalive", {"ID": lease}, _Renewal).result.seconds > 0
 
     def end_lease(self, lease: int) -> None:
-        """End a lease, and remove its keys. Raises as :meth:`lease`."""
+        """End a lease, which removes its keys. Raises like :meth:`lease`."""
         self._ask("lease/revoke", {"ID": lease}, _Response)
 
     @contextlib.contextmanager
     def watched(self, key: str) -> Iterator[socket.socket | None]:
-        """Yield a socket that becomes readable when the key changes, or earlier; None without an answer."""
+        """Yield a socket that becomes readable when the key changes, or earlier.
+
+        None is yielded if the etcd does not answer.
+        """
         connection = self._connect()
         request = {"create_request": {"key": _coded(key)}}
         try:
@@ -254,7 +264,7 @@ class EtcdGateway:
             connection.close()
 
     def close(self) -> None:
-        """Close the connection; the next request opens one."""
+        """Close the connection; the next request opens a new one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -339,7 +349,7 @@ class EtcdGateway:
         return http.client.HTTPSConnection(host, port, timeout=ATTEMPT_S, context=self._context)
 
     def _raise_tls(self, member: object, error: ssl.SSLError) -> None:
-        """Raise if a handshake failed in a way that every other attempt repeats."""
+        """Raise if the handshake's failure would recur in every other attempt."""
         reason = error.reason or ""
         if reason in _PLAINTEXT:
             raise StoreError(
@@ -365,7 +375,7 @@ class EtcdGateway:
             full.may_pass = True
             raise full
         if failure.code == _UNAUTHENTICATED and self._token:
-            self._token = ""  # a token ends with its member, or after five minutes
+            self._token = ""  # a token ends when its member does, or after five minutes
             raise _PassingError(f"{member}: {text}")
         if failure.code in _PASSING or failure.code == _EXHAUSTED or status >= http.client.INTERNAL_SERVER_ERROR:
             raise _PassingError(f"{member}: {text}")
@@ -411,5 +421,5 @@ def _coded(value: str | bytes) -> str:
 
 
 def _after(prefix: bytes) -> bytes:
-    """Return the first key after all that begin with the prefix, which ends with a plain character."""
+    """Return the first key after all keys with the prefix, which ends with a plain character."""
     return prefix[:-1] + bytes([prefix[-1] + 1])

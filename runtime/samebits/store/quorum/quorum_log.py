@@ -1,15 +1,15 @@
-"""One journal in an etcd: a snapshot, then appends, under the claim of one scheduler.
+"""Keep one journal in an etcd: a snapshot, then appends, under one scheduler's claim.
 
 ::
 
   <prefix>/term                              the claim: its number, its holder, and random bytes
-  <prefix>/<name>/head                       which nonce counts, and how many chunks its snapshot has; written last
+  <prefix>/<name>/head                       the current nonce, and its snapshot's number of chunks; written last
   <prefix>/<name>/<nonce>/snapshot/<chunk>   the chunks of a journal file (``journal_format``)
   <prefix>/<name>/<nonce>/log/<index>        appends in order; a large one takes several indices
 
-Every write compares the claim in its own transaction, so a scheduler whose claim was taken changes nothing any more;
-no clock or lease is involved. A transaction without an answer is read back: an append has one index and one content,
-and is never written to a second one.
+Every write compares the claim in its own transaction, so a scheduler whose claim was taken over can no longer change
+anything; no clock or lease is involved. A transaction without an answer is read back: an append has one index and one
+content, and is never written to a second index.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class QuorumClaim:
     """The claim of one scheduler start in an etcd.
 
     Attributes:
-        number: the term, higher than all before.
-        condition: holds while no other scheduler has claimed the job.
+        number: the term, higher than all earlier terms.
+        condition: true until another scheduler claims the job.
         holder: the line that describes this process to others.
     """
 
@@ -79,15 +79,15 @@ class QuorumClaim:
         """Claim the next term; once this returns, no earlier claim can write.
 
         Args:
-            gateway: to the etcd.
+            gateway: a client of the etcd.
             holder: the line that describes this process to others.
             floor: the highest term known from elsewhere.
             take_over: a further condition and change of the claim's transaction.
 
         Raises:
-            LockedError: the condition of ``take_over`` does not hold any more; nothing was claimed.
-            SupersededError: others claim the job again and again.
-            StoreError: the etcd does not answer, refuses, or holds something else under the job's prefix.
+            LockedError: the condition of ``take_over`` is no longer true; nothing was claimed.
+            SupersededError: other schedulers repeatedly claim the job.
+            StoreError: the etcd does not answer, refuses the request, or has other data under the job's prefix.
         """
         for _ in range(_CLAIM_ATTEMPTS):
             seen = gateway.get(_term_key(gateway))
@@ -109,17 +109,17 @@ class QuorumClaim:
 
     @property
     def write(self) -> PutKey:
-        """Return the change that made this claim."""
+        """Return the change that sets this claim."""
         assert self.condition.value is not None
         return PutKey(self.condition.key, self.condition.value)
 
     def require(self) -> None:
-        """Return if the claim stands.
+        """Raise unless the claim is still valid.
 
         Raises:
-            SupersededError: another scheduler has taken it.
-            ClaimRemovedError: its key was removed.
-            StoreError: the etcd gives no answer.
+            SupersededError: another scheduler has taken over the claim.
+            ClaimRemovedError: the claim's key was removed.
+            StoreError: the etcd does not answer.
         """
         found = self.gateway.get(self.condition.key)
         if found.value == self.condition.value:
@@ -137,16 +137,19 @@ class QuorumClaim:
         )
 
     def stands(self) -> bool:
-        """Return whether the claim stands; :meth:`require` raises the reason if it does not.
+        """Return whether the claim is still valid; if not, :meth:`require` raises the reason.
 
         Raises:
-            StoreError: the etcd gives no answer.
+            StoreError: the etcd does not answer.
         """
         return self.gateway.get(self.condition.key).value == self.condition.value
 
 
 class QuorumLog:
-    """One journal in an etcd, opened for writing by the holder of the claim. One thread uses it."""
+    """One journal in an etcd, opened for writing by the holder of the claim.
+
+    Only one thread may use it.
+    """
 
     def __init__(self, claim: QuorumClaim, name: str) -> None:
         self._gateway = claim.gateway
@@ -159,14 +162,15 @@ class QuorumLog:
 
     @classmethod
     def load(cls, claim: QuorumClaim, name: str) -> tuple[QuorumLog, list[bytes] | None]:
-        """Open the journal, or create an empty one; return it and its payloads in order, None if it was created.
+        """Open the journal, or create an empty one; return it and its payloads in order.
 
-        An append that was cut off between its chunks was never sent; it is removed.
+        The payloads are None if the journal was created. An append that was interrupted between its chunks was never
+        sent, and is removed.
 
         Raises:
-            SupersededError: another scheduler took the claim.
+            SupersededError: another scheduler took over the claim.
             JournalDamagedError: the stored data is not a journal, or was changed.
-            StoreError: the etcd does not answer, or refuses.
+            StoreError: the etcd does not answer, or refuses the request.
         """
         gateway, log = claim.gateway, cls(claim, name)
         found = gateway.get(_head_key(gateway, name))
@@ -179,7 +183,7 @@ class QuorumLog:
         finally:
             claim.require()  # a successor may have compacted the journal during the read
         if is_cut:
-            log._replace(payloads)  # a removal of the rest might be applied late, after appends in its place
+            log._replace(payloads)  # merely removing the rest might be applied late, after appends in its place
         log._remove_others()
         return log, payloads
 
@@ -189,11 +193,11 @@ class QuorumLog:
         return self._broken is None
 
     def append(self, payloads: Sequence[bytes]) -> None:
-        """Make all these payloads durable on a majority, or none.
+        """Make all these payloads durable on a majority of members, or none.
 
         Raises:
             SupersededError, ClaimRemovedError: nothing in the batch may be sent.
-            StoreError: the payloads are not durable (``may_pass``: the etcd is full), or not known to be.
+            StoreError: the payloads are not durable (``may_pass``: the etcd is full), or may not be.
         """
         self._require_usable()
         if not payloads:
@@ -210,21 +214,21 @@ class QuorumLog:
         self._next += len(chunks)
 
     def compact(self, payloads: Sequence[bytes]) -> None:
-        """Replace the whole journal by these payloads; a crash leaves the old one or the new one.
+        """Replace the entire journal with these payloads; a crash leaves the old or the new one.
 
         Raises:
-            SupersededError, ClaimRemovedError: the old one is in place, or another scheduler's.
-            StoreError: the old one is in place and usable, unless :attr:`goes_on` is false.
+            SupersededError, ClaimRemovedError: the old journal, or another scheduler's, is in place.
+            StoreError: the old journal is in place and usable, unless :attr:`goes_on` is false.
         """
         self._require_usable()
         self._replace(payloads)
 
     def begin_again(self, payloads: Sequence[bytes], claim: QuorumClaim) -> None:
-        """Write the whole journal again after a :class:`ClaimRemovedError`, under a new claim.
+        """Rewrite the entire journal after a :class:`ClaimRemovedError`, under a new claim.
 
         Raises:
-            SupersededError: the journal there is another scheduler's.
-            StoreError: the etcd does not answer, or refuses.
+            SupersededError: another scheduler has written the journal.
+            StoreError: the etcd does not answer, or refuses the request.
         """
         found = self._gateway.get(_head_key(self._gateway, self._name))
         if found.revision and found.value != self._head_value:
@@ -257,7 +261,7 @@ class QuorumLog:
         self._write(Equals(key, None), PutKey(key, value))
 
     def _write(self, before: Equals, change: PutKey) -> None:
-        """Make one change while the claim stands; without a clear answer, check whether it was made."""
+        """Make one change if the claim is valid; without a clear answer, check whether it was made."""
         try:
             if self._gateway.change([self._claim.condition, before], [change]):
                 return
@@ -275,10 +279,10 @@ class QuorumLog:
             )
 
     def _remove_others(self) -> None:
-        """Remove journals that the head does not name: an older one, or one whose writer crashed before the head.
+        """Remove journals that the head does not name.
 
-        Each is removed by its nonce, which is never used again. A removal by range might be applied late, when a new
-        journal lies in the range.
+        These are older journals, and those whose writer crashed before it wrote the head. Each is removed by its nonce,
+        which is never reused. A removal by range might be applied late, when a new journal is in the range.
         """
         base = f"{self._gateway.place.prefix}/{self._name}/"
         keys = (found.key.removeprefix(base) for found in self._gateway.under(base, has_values=False))
@@ -302,11 +306,11 @@ class QuorumLog:
 
 
 def read_log(gateway: EtcdGateway, name: str) -> list[bytes] | None:
-    """Return a journal's payloads in order, without a claim and without changes; None if there is none.
+    """Return a journal's payloads in order, without a claim; None if there is no journal.
 
     Raises:
         JournalDamagedError: the stored data is not a journal, or was changed.
-        StoreError: the etcd does not answer, or refuses.
+        StoreError: the etcd does not answer, or refuses the request.
     """
     found = gateway.get(_head_key(gateway, name))
     while found.revision:
@@ -325,13 +329,14 @@ def read_log(gateway: EtcdGateway, name: str) -> list[bytes] | None:
 
 
 def remove_job(claim: QuorumClaim) -> None:
-    """Remove all keys of the job but its term, so that a scheduler that is still alive cannot write again.
+    """Remove all keys of the job except its term.
 
-    Other keys below the prefix stay, because the prefix of another job may begin with this one.
+    The term is kept so that a scheduler that is still alive cannot write again. Other keys below the prefix are kept,
+    because the prefix of another job may begin with this one.
 
     Raises:
         SupersededError: another scheduler has claimed the job meanwhile; nothing was removed.
-        StoreError: the etcd does not answer, or refuses.
+        StoreError: the etcd does not answer, or refuses the request.
     """
     prefix = claim.gateway.place.prefix
     folders = [Remove(f"{prefix}/{name}/", f"{prefix}/{name}0") for name in (*JOURNALS, EVENTS)]
@@ -341,7 +346,7 @@ def remove_job(claim: QuorumClaim) -> None:
 
 
 def _read(gateway: EtcdGateway, name: str, head: _Head) -> tuple[list[bytes], int, bool]:
-    """Return the payloads, the next index, and whether a cut-off append lies there."""
+    """Return the payloads, the next index, and whether an incomplete append is stored there."""
     subtree = _subtree(gateway, name, head.nonce)
     chunks = [found.value for found in gateway.under(f"{subtree}snapshot/")]
     if len(chunks) != head.chunks:

@@ -4,8 +4,8 @@
 
   <prefix>/serving   the serving scheduler: its process, and where it listens; attached to a lease
 
-The lease only tells others when to take over. A live scheduler whose lease ended in a long pause is superseded like any
-other (``log``): the claim decides which scheduler may write.
+The lease only determines when other schedulers take over. A live scheduler whose lease ended during a long pause is
+superseded like any other (``quorum_log``): the claim decides which scheduler may write.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from samebits.store.quorum.quorum_log import SERVING, QuorumClaim
 from samebits.store.term_claim import TermClaim
 
 LOOK_S: Final = 1.0
-"""Seconds between a waiting scheduler's checks whether it was stopped; everything else wakes it at once."""
+"""Seconds between a waiting scheduler's checks for a stop request; everything else wakes it at once."""
 
 _CONNECT_S: Final = 0.5
 _RENEWALS: Final = 3
@@ -44,13 +44,13 @@ class _Serving(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The present content of the key.
+    """The current content of the key.
 
     Attributes:
         holder: the scheduler that serves the job; None if there is none.
-        is_gone: there is none, or its process was on this host and has ended.
+        is_gone: there is no such scheduler, or its process was on this host and has ended.
         addresses: where it listens.
-        condition: holds while the key is unchanged.
+        condition: true while the key is unchanged.
     """
 
     holder: LockHolder | None
@@ -63,7 +63,7 @@ def serving(gateway: EtcdGateway) -> Serving:
     """Return the scheduler that serves the job.
 
     Raises:
-        StoreError: the etcd does not answer, or refuses.
+        StoreError: the etcd does not answer, or refuses the request.
     """
     found = gateway.get(_key(gateway))
     condition = Equals(found.key, found.value if found.revision else None)
@@ -77,12 +77,15 @@ def serving(gateway: EtcdGateway) -> Serving:
 
 
 def wait_for_turn(gateway: EtcdGateway, is_stopped: Callable[[], bool], say: Callable[[str], object]) -> Serving | None:
-    """Wait until no scheduler serves the job; return the key's content, or None once ``is_stopped()``.
+    """Wait until no scheduler serves the job; return the key's content.
 
-    The end of the other scheduler's connection is seen at once, the loss of its host when its lease ends.
+    The end of the other scheduler's connection is noticed at once, the loss of its host when its lease ends.
+
+    Returns:
+        None once ``is_stopped()`` is true.
 
     Raises:
-        StoreError: the etcd does not answer, or refuses.
+        StoreError: the etcd does not answer, or refuses the request.
     """
     said: Serving | None = None
     while not is_stopped():
@@ -102,7 +105,7 @@ class ServingNotice:
     """Announces that this scheduler serves the job, from :meth:`begin` until :meth:`close`.
 
     Args:
-        gateway: used by this object only.
+        gateway: a client of the etcd, used by this object only.
         holder: the line that describes this process to others.
         addresses: where it listens.
         lease_s: seconds without a renewal after which others take over.
@@ -121,26 +124,26 @@ class ServingNotice:
         """Return the change that announces this scheduler, with a new lease.
 
         Raises:
-            StoreError: the etcd does not answer, or refuses.
+            StoreError: the etcd does not answer, or refuses the request.
         """
         self._lease = self._gateway.lease(self._lease_s)
         return PutKey(_key(self._gateway), self._value, self._lease)
 
     def begin(self, claim: TermClaim) -> None:
-        """Keep the announcement alive, in a thread, while the claim stands."""
+        """Keep the announcement alive, in a thread, while the claim is valid."""
         assert claim.quorum is not None
         self._thread = threading.Thread(target=self._run, args=(claim.quorum,), name="samebits-serving", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Let others take over."""
+        """End the announcement, so that others can take over."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(2 * LOOK_S)
 
     def _run(self, claim: QuorumClaim) -> None:
         while not self._is_over.wait(self._lease_s / _RENEWALS):
-            with contextlib.suppress(StoreError):  # the etcd is away, and others cannot take over either
+            with contextlib.suppress(StoreError):  # while the etcd is away, others cannot take over either
                 if not self._gateway.renew(self._lease):
                     told = self.announcement()
                     if not self._gateway.change([claim.condition], [told]) and not self._gateway.holds(claim.condition):
@@ -150,7 +153,11 @@ class ServingNotice:
 
 
 def _is_refused(now: Serving, changes: socket.socket | None, is_stopped: Callable[[], bool]) -> bool:
-    """Wait until that scheduler's host refuses a connection, or its key may have changed; return whether it refuses."""
+    """Wait until the scheduler's host refuses a connection or the key may have changed.
+
+    Returns:
+        Whether the host refuses a connection.
+    """
     link: socket.socket | None = None
     try:
         link = _connected(now)
@@ -170,7 +177,9 @@ def _is_refused(now: Serving, changes: socket.socket | None, is_stopped: Callabl
 
 
 def _connected(now: Serving) -> socket.socket | None:
-    """Return a connection to the scheduler, or None if its host does not answer; it may be cut off and alive.
+    """Return a connection to the scheduler, or None if its host does not answer.
+
+    A scheduler that does not answer may be cut off but alive.
 
     Raises:
         ConnectionRefusedError: nothing listens there.
