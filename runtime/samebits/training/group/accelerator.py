@@ -6,11 +6,11 @@ the communicators are aborted, and the device is started again (``restart_device
 This is torch_npu's own order. Its ``reinit_process_group`` is the middle step for a group that is kept; here each group
 is new.
 
-An abort may hang (nccl#1013, pytorch#119215). torch also lets it wait for the lock of a communicator that connects
-(``NCCLComm::waitReady``), for up to TORCH_NCCL_NONBLOCKING_TIMEOUT seconds. So each group is aborted in its own thread,
-all at once, and the process exits if the aborts miss a deadline. In-process recovery needs the backend's own error
-handling off (``config.leave_failures_to_us``). This code has not run on NCCL or HCCL yet: ``tests.device`` runs it on a
-simulated device, once per way of ending a wait.
+An abort may hang (nccl#1013, pytorch#119215). torch also makes it wait, for up to TORCH_NCCL_NONBLOCKING_TIMEOUT
+seconds, for the lock of a communicator that is still connecting (``NCCLComm::waitReady``). So each group is aborted in
+its own thread, all at once, and the process exits if the aborts miss a deadline. In-process recovery requires the
+backend's own error handling to be off (``config.leave_failures_to_us``). This code has not run on NCCL or HCCL yet:
+``tests.device`` runs it on a simulated device, once per way of ending a wait.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class AcceleratorLink:
         self._has_stopped_device = False
 
     def begin(self) -> Future[Any]:
-        """Start to meet the other ranks, in another thread."""
+        """Start meeting the other ranks in another thread."""
         self._met = begin_breakable(self._breaker, self._store.meet, "samebits-connect")
         return self._met
 
@@ -133,14 +133,17 @@ class AcceleratorLink:
         torch_private.connect_device(pg, self._device)
 
     def launched(self) -> int | None:
-        """Return the number of launched calls, as :meth:`.group.Group.launched`."""
+        """Return the number of launched calls, as :meth:`.group.Group.launched` does."""
         pg = self._pg()
         groups = [] if pg is None else [*torch_private.subgroups_of(pg), pg]
         found = torch_private.launched(groups, self._device) if groups else None
         return None if found is None else found + _launches.count
 
     def cut(self) -> None:
-        """Begin to end every wait of this process in the group and its subgroups; from any thread, without waiting."""
+        """Start ending every wait of this process in the group and its subgroups. Any thread may call this.
+
+        It returns without waiting.
+        """
         gloo.cut(self._endpoints)  # to and from rank 0's keys
         self._begin_abort(stops=True)
 
@@ -225,14 +228,14 @@ def _abort_one(group: dist.ProcessGroup, device: torch.device, outcome: Future[N
 
 @functools.cache
 def _prepare(device: torch.device) -> None:
-    """Do what precedes the first communicator of a process."""
+    """Prepare the process for its first communicator."""
     torch_private.before_launches(functools.partial(_launches.one_more, device))
     if device.type == "cuda":
         remove_left_over()
 
 
 class _Launches:
-    """The collectives, sends and receives that this process's Python code has launched on accelerators."""
+    """Counts the collectives, sends and receives that this process's Python code launches on accelerators."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -256,7 +259,7 @@ _launches = _Launches()  # one per process, as torch's class is
 
 
 def remove_left_over(folder: Path = SHARED_MEMORY) -> int:
-    """Remove this user's NCCL segments of killed processes, and return their number: nothing else does (nccl#525).
+    """Remove the NCCL segments of this user's killed processes, which NCCL leaves (nccl#525); return their number.
 
     A segment that some visible process has mapped, or that is younger than LEFT_OVER_AFTER_S, is left alone.
     """

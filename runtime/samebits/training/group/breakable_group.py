@@ -50,7 +50,10 @@ _NO_BACKWARD = -1
 
 
 Subgroup = Callable[[list[int], timedelta, str, str], dist.ProcessGroup | None]
-"""Make a group from the parent's ranks, a timeout, and torch's name and description; None for non-members."""
+"""Makes a subgroup from the parent's ranks, a timeout, and torch's group name and description.
+
+Returns None on ranks outside the subgroup.
+"""
 
 
 class BreakableGroup(dist.ProcessGroup):
@@ -83,7 +86,7 @@ class BreakableGroup(dist.ProcessGroup):
         alone: Callable[[], str] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        # Python classes may use only this one of torch's two constructors, and its stubs lack it.
+        # Python subclasses can use only this one of torch's two constructors, and the stubs lack it.
         initialize: Any = super().__init__
         initialize(inner.rank(), inner.size())
         self._inner: Any = inner
@@ -96,7 +99,7 @@ class BreakableGroup(dist.ProcessGroup):
         self.count = 0
 
     def unfinished(self) -> list[dist.Work]:
-        """Return gloo's works that still run. They must end before gloo's mesh is freed."""
+        """Return gloo's works that are still running. They must end before gloo's mesh is freed."""
         return self.launched.unfinished()
 
     def collective(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
@@ -150,9 +153,9 @@ class BreakableGroup(dist.ProcessGroup):
     def pairwise(self, name: str, tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> dist.Work:
         """Launch a send or receive of ``inner`` by its method name.
 
-        gloo reads and writes the address of such a tensor from the host, even if the tensor is on an accelerator. An
-        accelerator's tensor is therefore sent from a copy in host memory. A received copy is copied to the device by
-        the work's ``wait``.
+        For a send or receive, gloo accesses the tensor's memory from the host, even if the tensor is on an accelerator.
+        An accelerator tensor is therefore sent from a copy in host memory, and received into one, which the work's
+        ``wait`` copies to the device.
         """
         sends = name == "send"
         copies = [one if one.is_cpu else one.cpu() if sends else torch.empty_like(one, device="cpu") for one in tensors]
@@ -233,10 +236,10 @@ class BreakableGroup(dist.ProcessGroup):
 class ReducerGroup(dist.ProcessGroup):
     """The group on which DDP's reducer launches its buckets, at a cost of a few microseconds per bucket.
 
-    The reducer waits for its buckets in C++ at the end of the backward pass. It could not be freed there from a bucket
-    that gloo never completes. So all buckets are awaited in Python just before, and the reducer finds them done. Python
-    runs once per bucket, to pass it to gloo without torch's dispatcher, and once per backward pass, to wait. No Python
-    runs when a bucket completes.
+    The reducer waits for its buckets in C++ at the end of the backward pass, and a bucket that gloo never completes
+    would block it there forever. All buckets are therefore awaited in Python just before, so that the reducer finds
+    them complete. Python runs once per bucket, to pass it to gloo without torch's dispatcher, and once per backward
+    pass, to wait. No Python runs when a bucket completes.
     """
 
     def __init__(self, group: BreakableGroup) -> None:
@@ -287,7 +290,7 @@ class ReducerGroup(dist.ProcessGroup):
 
 
 def _is_scripts_own(frame: FrameType | None) -> bool:
-    """Return whether a call came through ``torch.distributed``, but not from DTensor, which communicates by itself."""
+    """Return whether a call came through ``torch.distributed``, but not from DTensor, which communicates on its own."""
     if frame is None or frame.f_code.co_filename != distributed_c10d.__file__:
         return False
     while frame is not None and frame.f_code.co_filename in _C10D:

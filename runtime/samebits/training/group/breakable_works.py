@@ -61,7 +61,7 @@ class InFlight:
         self._recorder.over(self._numbers.pop(work, None))
 
     def unfinished(self) -> list[dist.Work]:
-        """Return the works that still run."""
+        """Return the works that are still running."""
         return [work for work in list(self._numbers) if not work.is_completed()]
 
     def let_go(self) -> None:
@@ -246,11 +246,11 @@ class Several(dist.Work):
         self._works = works
 
     def is_completed(self) -> bool:
-        """Return whether all have ended."""
+        """Return whether all works have ended."""
         return all(work.is_completed() for work in self._works)
 
     def is_success(self) -> bool:
-        """Return whether all have succeeded."""
+        """Return whether all works have succeeded."""
         return all(work.is_success() for work in self._works)
 
     def result(self) -> list[torch.Tensor]:
@@ -289,7 +289,7 @@ class Pairwise(_DelegatingWork):
         return True
 
     def is_completed(self) -> bool:
-        """Return whether it has ended."""
+        """Return whether the work has ended."""
         return self._done or super().is_completed()
 
 

@@ -96,7 +96,7 @@ class Breaker:
         raise self._error()
 
     def release(self, waiter: Failable) -> bool:
-        """Stop watching; return True if the caller still has to complete the waiter."""
+        """Stop watching a waiter; return True if the caller still has to complete it."""
         with self._lock:
             if waiter not in self._waiting:
                 return False

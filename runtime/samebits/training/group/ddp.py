@@ -1,8 +1,9 @@
 """Move DistributedDataParallel wrappers from group to group, keeping their bucket layout.
 
-The sum of a bucket over ranks is bit-stable, but a gradient's place in its bucket decides its bits. DDP lays its
-buckets out again after its first iteration, in the order in which gradients arrived. So the layout, and whether it is
-final, is part of the restore point, and every rank, survivor or newcomer, gets a new reducer with exactly that layout.
+The sum of a bucket over the ranks is reproducible bit for bit, but a gradient's bits depend on its position in the
+bucket. After its first iteration, DDP rebuilds its buckets in the order in which gradients arrived. So the layout, and
+whether it is final, is part of the restore point, and every rank, survivor or newcomer, gets a new reducer with exactly
+that layout.
 """
 
 from __future__ import annotations
@@ -52,19 +53,19 @@ class Layout:
     """Which gradients are summed together, and their order in a bucket.
 
     ``buckets`` are names of ``ddp.module.named_parameters()``, in the order in which buckets are reduced. ``rebuilt``
-    marks the final layout. Otherwise the layout is that before DDP's first iteration, and DDP will replace it.
+    marks the final layout; otherwise this is the initial layout, which DDP replaces after its first iteration.
     """
 
     buckets: tuple[tuple[str, ...], ...]
     rebuilt: bool
 
     def to_plain(self) -> list[Any]:
-        """Return lists, strings and a bool, for msgpack."""
+        """Return the layout as lists, strings and a bool, for msgpack."""
         return [[list(bucket) for bucket in self.buckets], self.rebuilt]
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> Layout:
-        """Rebuild the result of :meth:`to_plain`."""
+        """Rebuild a layout from the result of :meth:`to_plain`."""
         buckets, rebuilt = plain
         return cls(tuple(tuple(bucket) for bucket in buckets), bool(rebuilt))
 
@@ -104,7 +105,7 @@ def capture(ddp: DistributedDataParallel) -> Layout:
 
 
 _captured: weakref.WeakKeyDictionary[Module, tuple[Reducer, Layout]] = weakref.WeakKeyDictionary()
-"""Final layouts, which are read only once."""
+"""The last layout read from each wrapper, with the reducer that had it. A final layout is read only once."""
 
 
 def _read(ddp: DistributedDataParallel) -> Layout:
@@ -119,10 +120,10 @@ def _buckets(ddp: DistributedDataParallel) -> Sequence[Any]:
 
 
 class _WithoutMemory(TorchDispatchMode):
-    """Create tensors with a shape but without elements.
+    """A mode in which tensors are created with a shape but without elements.
 
-    A reducer reveals its buckets by returning zeros of their size: for 1 GB they take a third of a second, in memory
-    that a rank may not have.
+    A reducer reveals its buckets only by returning zeros of their size. For 1 GB this takes a third of a second, and
+    memory that a rank may not have.
     """
 
     def __init__(self) -> None:
@@ -153,7 +154,7 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
 
     Raises:
         LayoutError: this model cannot have that layout; the message names the difference.
-        UsageError: the wrapper uses something that cannot move to another group.
+        UsageError: the wrapper uses a feature that cannot be moved to another group.
     """
     _require_supported(ddp, has_sparse=any(torch_private.parameters_of(ddp)[1]))
     pg = _group_for(ddp, group)
@@ -236,11 +237,11 @@ def _build_final(
 
 
 def _arrivals(layout: Layout, kind_of: Callable[[str], Hashable]) -> Iterator[list[str]]:
-    """Yield orders in which gradients may have arrived to give this layout, the likeliest first.
+    """Yield orders of arrival of the gradients that may have led to this layout, the likeliest first.
 
     The reducer fills one bucket per kind of gradient (dtype and device). Buckets that are not full at the end follow in
-    an order that depends only on which kind arrived first, and libstdc++'s hash table returns the newest kind first. An
-    order is therefore tried for each order of the kinds.
+    an order that depends only on which kind arrived first, and libstdc++'s hash table returns the newest kind first. So
+    one order of arrival is yielded for each permutation of the kinds.
     """
     names = [name for bucket in layout.buckets for name in bucket]
     firsts: dict[Hashable, str] = {}
@@ -258,9 +259,9 @@ def _arrivals(layout: Layout, kind_of: Callable[[str], Hashable]) -> Iterator[li
 
 
 def _connect_reducer(ddp: DistributedDataParallel) -> None:
-    """Make the reducer launch its buckets in the cheapest way that can be abandoned at any time."""
+    """Make the reducer launch its buckets through the cheapest group whose waits can be abandoned at any time."""
     group = ddp.process_group
-    # In a static graph's first iteration the reducer reduces and waits in one call, so it uses the general way.
+    # In a static graph's first iteration the reducer reduces and waits in one call, so it needs the general group.
     if isinstance(group, BreakableGroup) and not ddp.static_graph:
         group = _reducer_groups[ddp] = ReducerGroup(group)
     torch_private.give_reducer_group(ddp, group)
@@ -497,7 +498,7 @@ def attach_all(group: Group, layouts: Mapping[str, Any] | None) -> None:
         layouts: :func:`capture_all`'s result from when the restore point was made; None before the first step.
 
     Raises:
-        LayoutError, UsageError: as :func:`attach`.
+        LayoutError, UsageError: as for :func:`attach`.
     """
     plain = {} if layouts is None else layouts
     _riders.attach_all(group, {key: Layout.from_plain(value) for key, value in plain.items()})
@@ -519,9 +520,9 @@ def wrappers() -> list[DistributedDataParallel]:
 def gradients_are_finite() -> bool:
     """Return whether a sample of the wrappers' reduced gradients on the CPU is finite.
 
-    A loss that is not finite on any rank makes almost every reduced gradient not finite, on all ranks. The sample is
-    one value each of up to ``_SAMPLED`` parameters per wrapper, so that looking at it takes microseconds. Gradients on
-    an accelerator are left out, since each step waits for the device only once.
+    If the loss is not finite on some rank, almost no reduced gradient is finite on any rank. The sample is one value
+    from each of up to ``_SAMPLED`` parameters per wrapper, so the check takes microseconds. Gradients on an accelerator
+    are left out, since each step waits for the device only once.
     """
     sample = [
         parameter.grad.view(-1)[0]
@@ -550,7 +551,7 @@ def require_all_among(weights: Sequence[torch.Tensor]) -> None:
     """Raise if a wrapper trains a parameter that is not in the state, since recovery would not restore it.
 
     Raises:
-        UsageError: names the wrapped module.
+        UsageError: the message names the wrapped module.
     """
     known = {id(one) for one in weights}
     for ddp in wrappers():

@@ -70,8 +70,8 @@ def choose_device(requested: str | None = None, local_rank: int = 0) -> torch.de
     """Return the device of this process.
 
     Args:
-        requested: ``cpu``, ``cuda``, ``npu``, or another package's; None takes the available accelerator if its backend
-            is known, else the CPU.
+        requested: ``cpu``, ``cuda``, ``npu``, or another package's device type; None selects the available accelerator
+            if its backend is known, else the CPU.
         local_rank: this process's rank on its host, 0-based; the device index is this modulo the number of devices.
 
     Raises:
@@ -104,8 +104,8 @@ def claim(
 ) -> torch.device | None:
     """Reserve a device that no other process of the job on this host uses, until this process ends.
 
-    That is ``preferred`` if it is free, else the first free device after it. A reservation is a lock on one byte of a
-    file, which the kernel releases however the process ends, and which children do not inherit.
+    The result is ``preferred`` if it is free, else the first free device after it. A reservation is a lock on one byte
+    of a file, which the kernel releases however the process ends, and which children do not inherit.
 
     Args:
         preferred: a device of the type.
@@ -155,12 +155,12 @@ def claim(
 
 @functools.cache
 def _reservations(path: Path) -> int:
-    """Return a descriptor of the file, open until the process ends: closing any would release the lock."""
+    """Return the file's descriptor, which is never closed: closing any descriptor of the file releases the locks."""
     return private.open_to_append(path)
 
 
 def _reserve(descriptor: int, name: str) -> bool:
-    offset = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest())  # below 2**63, as files are
+    offset = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest())  # file offsets are below 2**63
     with contextlib.suppress(BlockingIOError, PermissionError):  # fcntl(2): either means that it is locked
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
         return True
@@ -168,7 +168,7 @@ def _reserve(descriptor: int, name: str) -> bool:
 
 
 def _visible(device_type: str, index: int) -> str:
-    """Return the host's name for a device of this process, which may see only some of them."""
+    """Return a device's index or name on the host, since this process may see only some of the devices."""
     names = (config.visible_devices(device_type) or "").split(",")
     return names[index].strip() if index < len(names) and names[index].strip() else str(index)
 
@@ -176,7 +176,7 @@ def _visible(device_type: str, index: int) -> str:
 def local_rank(device: torch.device, counted: int) -> int:
     """Return LOCAL_RANK: the device's index, with which scripts select their device; on a CPU, ``counted``.
 
-    A device belongs to its process for as long as the process lives. A spare that takes over rank 0 keeps its own.
+    A device belongs to its process as long as the process lives: a spare that takes over rank 0 keeps its own device.
     """
     return counted if device.index is None else device.index
 
@@ -197,7 +197,7 @@ def settle(device: torch.device) -> None:
 
 
 def busy_watch(device: torch.device) -> Callable[[], bool]:
-    """Return a function, for any thread, that returns whether this thread's current stream has work left."""
+    """Return a function that any thread may call to check whether this thread's current stream has work left."""
     if device.type == "cpu":
         return lambda: False
     stream = torch.accelerator.current_stream(device)
@@ -221,7 +221,7 @@ def require_sound(device: torch.device) -> None:
     """Test this accelerator: allocate, compute and copy on a separate stream.
 
     A CUDA error such as an illegal access persists in its process: every later call fails or hangs, even after the
-    group is formed again. A full device does work: its driver has answered.
+    group is formed again. A device whose memory is full passes the test, since its driver has answered.
 
     Raises:
         DeviceLostError: the test failed, or took longer than ``SOUND_WITHIN_S`` seconds.
@@ -256,7 +256,7 @@ def require_sound(device: torch.device) -> None:
 
 @functools.cache
 def _testing_stream(device: torch.device) -> torch.Stream:
-    """Return one stream for all tests; another one each time would take one of the 32 of torch's pool."""
+    """Return the stream that all tests share; a new one for each test would use up torch's pool of 32."""
     return torch.Stream(device)
 
 

@@ -1,9 +1,9 @@
 """Keys set after the ranks of a generation have met: rank 0 keeps them, and the others request them over TCP.
 
-A connection first sends the generation's password, 32 random bytes that only members get, in the single message of
-their meeting, which the scheduler carries. A connection that has not sent the password can only wait; few of these are
-kept, and the oldest is closed when another arrives. Each connection carries one request and its answer, so a rank that
-waits for a key blocks no other.
+A connection first sends the generation's password: 32 random bytes that only members get, in rank 0's meeting message,
+which the scheduler carries. A connection that has not sent the password can only wait. Few of these are kept, and the
+oldest is closed when a new one arrives. Each connection carries one request and its answer, so a rank that waits for a
+key does not block the others.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class KeyServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def start(self) -> None:
-        """Serve in a thread of its own.
+        """Start serving in a separate thread.
 
         Raises:
             GenerationEndedError: the breaker was thrown already; the listener is closed.
@@ -289,7 +289,7 @@ class RemoteKeys:
 
     @property
     def words(self) -> list[str | int | bytes]:
-        """Host, port and password, as another rank needs them."""
+        """Host, port and password, to be sent to the other ranks."""
         return [*self.address, self._password]
 
     @classmethod

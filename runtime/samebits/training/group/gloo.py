@@ -1,7 +1,7 @@
 """Build gloo meshes, identify their sockets, and cut them.
 
-gloo tells its peers where it listens only through the store, which is ours. So every connection of a generation and its
-subgroups is known by address, and never guessed from the process's open sockets. Once a mesh is complete, its listener
+gloo announces its listening address only through the store, which is ours. So every connection of a generation and its
+subgroups is known by its address, not guessed from the process's open sockets. Once a mesh is complete, its listener
 accepts no more connections.
 """
 
@@ -30,7 +30,7 @@ from samebits.training import torch_private
 __all__ = ["Address", "Endpoints", "address_in", "close_copies", "close_to_newcomers", "connect", "cut"]
 
 READER_NICE = 10
-"""Added niceness of the reading thread. Of 0, 3, 5, 7, 10, 19 and SCHED_BATCH, only 10 was never slower than 0.
+"""Niceness added to the reading thread. Of 3, 5, 7, 10, 19 and SCHED_BATCH, only 10 was never slower than 0.
 
 At 19 a rank with a busy DataLoader takes three times as long, and under SCHED_BATCH twice as long.
 """
@@ -175,7 +175,7 @@ def check_address(address: str) -> None:
 
 
 def cut(endpoints: Endpoints) -> int:
-    """Shut down every connection of this process between ``endpoints``, and return their number.
+    """Shut down every connection of this process to or from ``endpoints``, and return their number.
 
     Listening sockets stay open: gloo aborts the process when accept fails. Each descriptor is duplicated before it is
     inspected, so one that is closed and reused meanwhile is never shut down by mistake.

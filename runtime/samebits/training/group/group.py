@@ -110,7 +110,7 @@ class Group:
         timeout = timedelta(seconds=timeout_s)
         store = MeetingStore(exchange, rank, world_size, address, self._breaker, endpoints, timeout, info)
         self._guards: list[SamplerRefusal | Declaring] = []
-        self._all_info = store.all_info  # a separate list, since nothing here may keep the store alive
+        self._all_info = store.all_info  # only the list, since nothing here may keep the store alive
         self._link: _Link | None
         if devices.backend_of(device, backend) == dist.Backend.GLOO:
             self._link = _GlooLink(
@@ -123,7 +123,7 @@ class Group:
 
     @property
     def pg(self) -> dist.ProcessGroup:
-        """What ``dist.group.WORLD`` is while this group is installed."""
+        """The process group that is ``dist.group.WORLD`` while this group is installed."""
         if self._pg is None:
             raise UsageError(f"the process group of {self.name} was not formed. Fix: call form() first")
         return self._pg
@@ -161,7 +161,7 @@ class Group:
         return self._breaker
 
     def begin(self) -> Future[Any]:
-        """Start to connect in another thread; the exchange may take any time to answer.
+        """Start connecting in another thread, since the exchange may take any time to answer.
 
         The group of a future generation waits in the exchange until its members are known. The future completes when
         the connections are made, or with the error that :meth:`form` would raise.
@@ -173,7 +173,7 @@ class Group:
         """Connect to all ranks and become torch's default group.
 
         Raises:
-            GenerationEndedError: broken meanwhile, by :meth:`break_` or by the exchange.
+            GenerationEndedError: the group was broken meanwhile, by :meth:`break_` or by the exchange.
             CommunicationError: a connection was not made within the connect timeout.
             UsageError: torch has a default group already.
         """
@@ -207,9 +207,9 @@ class Group:
     def break_(self, reason: str = "a member was lost") -> None:
         """End every wait in this group, its subgroups and its formation; callable from any thread, repeatedly.
 
-        Every waiting thread gets GenerationEndedError, or gloo's own error if gloo is faster. Peers notice by their
-        connections to this process. This does not wait: :attr:`is_cut` becomes true when an accelerator's abort is
-        over.
+        Every waiting thread gets GenerationEndedError, or gloo's own error if gloo is faster. Peers notice the shutdown
+        of their connections to this process. This method does not wait: :attr:`is_cut` becomes true when an
+        accelerator's abort is over.
         """
         link = self._link
         if self._breaker.throw(reason) and link is not None:
@@ -237,12 +237,11 @@ class Group:
     def drop(self) -> None:
         """Remove the group from torch, so that the next one can be formed at once; another thread frees it.
 
-        This also breaks the group: nothing may wait in it any longer.
+        This also breaks the group, so no thread may be waiting in it.
         """
         self._end_link("it was dropped")
         self._end_guards()
-        # Another thread empties the lists. Keep no reference to their objects here, or they would be freed in this
-        # thread.
+        # Another thread empties the lists. A reference kept here would make this thread free their objects instead.
         groups = [] if self._pg is None else [*torch_private.uninstall_default_group(self._pg), self._pg]
         works = _unfinished(groups)
         backends = [torch_private.backend_of(group, self.device) for group in groups]

@@ -1,9 +1,9 @@
 """A ``Store`` over a single exchange, in which the ranks of one generation learn each other's addresses.
 
-Everything a rank sets while its group forms is known before it has to read anything. So each rank sends it in one
-message, and all read the union from memory. Later keys (``dist.new_group`` in a user's function, NCCL's ids) cannot be
-known in advance. Rank 0 keeps them (``generation_store``), and its message contains the address and password for
-requesting them.
+All keys that a rank sets while its group forms are known before it has to read any. So each rank sends its keys in one
+message, and all ranks read the union from memory. Later keys (``dist.new_group`` in a user's function, NCCL's ids)
+cannot be known in advance. Rank 0 keeps them (``generation_store``), and its message contains the address and password
+for requesting them.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class MeetingStore(Store):
         return not missing or bool(self._ask("check", missing))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Wait for several keys."""
+        """Wait for several keys and return their values."""
         return [self.get(key) for key in keys]
 
     def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
@@ -181,7 +181,7 @@ class MeetingStore(Store):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """Return True: the multi- calls are supported."""
+        """Return True: the ``multi_`` calls are supported."""
         return True
 
     def add(self, key: str, amount: int) -> int:

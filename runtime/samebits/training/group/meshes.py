@@ -1,9 +1,9 @@
-"""Device meshes that a script builds before ``elastic.run``, where its process is in a group of one.
+"""Device meshes that a script builds before ``elastic.run``, while its process is in a group of one.
 
-A process's rank is open until then: a spare learns it when it takes a place. So a mesh of several ranks is built for
-one rank, with its dimensions and names. When a generation's group is formed, the mesh gets the contents of a new mesh
-of the declared sizes, and again in each later generation. So the objects that the script, FSDP2 and every DTensor hold
-stay the same. All ranks build the groups in the order in which their script built the meshes.
+The process's rank is not known until then: a spare learns its rank when it takes over a slot. A mesh of several ranks
+is therefore built for one rank at first, with the declared dimensions and names. Each time a generation's group is
+formed, the mesh gets the contents of a new mesh of the declared sizes, so the mesh objects that the script, FSDP2 and
+every DTensor hold stay the same. All ranks build the groups in the order in which their script built the meshes.
 
 A mesh that is built inside the function belongs to one call of it, as groups of ``dist.new_group`` do.
 """
@@ -64,10 +64,13 @@ class Declared:
 
 
 class _DeclaredMesh(DeviceMesh):
-    """A mesh while its process is alone: only torch may use its sizes, rank or groups, since they are not the job's."""
+    """A declared mesh while its process is alone.
+
+    Only torch reads its sizes, rank and groups, since they are not the job's.
+    """
 
     def __eq__(self, other: object) -> bool:
-        # All such meshes have one rank now, and torch would give a tensor an equal mesh from its cache.
+        # All such meshes have one rank now, so torch's cache would treat them as equal and mix them up.
         return self is other or (root_of(self) is root_of(other) and bool(super().__eq__(other)))
 
     __hash__ = DeviceMesh.__hash__
@@ -109,7 +112,7 @@ class _DeclaredMesh(DeviceMesh):
 
 def _refuse_script(call: str) -> None:
     code = sys._getframe(2).f_code
-    # DTensor's dispatcher asks from C++, so its call seems to come from the line that uses a tensor.
+    # DTensor's dispatcher calls from C++, so its call seems to come from the line that uses a tensor.
     if call.removesuffix("()") in code.co_names and not is_library(code.co_filename):
         raise UsageError(f"{calling_place()}: {QUERY_ALONE.format(call=call, when=_meshes.alone())}")
 
@@ -142,7 +145,7 @@ class _Meshes:
         self._parts: dict[int, _Part] = {}  # by id
         self._passing: list[_Mesh] = []  # built inside a generation
         self._of_one: list[_Mesh] = []  # built with one rank while the process is alone
-        self._resharded: dict[tuple[int, int], DeviceMesh] = {}  # by the id of a declared mesh, and a number of ranks
+        self._resharded: dict[tuple[int, int], DeviceMesh] = {}  # by id of a declared mesh and number of ranks
 
     def alone(self) -> str:
         """Return ``before`` or ``after``: the side of training that this process is on."""
@@ -205,8 +208,8 @@ class _Meshes:
     def _post_forward_mesh(self, number: int, info: Any) -> DeviceMesh | int:
         """Return the mesh over which ``fully_shard(reshard_after_forward=number)`` shards after a forward pass.
 
-        All calls with one number share one mesh. As in torch, one rank means False and all ranks mean True. In a
-        process that is not alone, torch itself takes the number.
+        All calls with the same number share one mesh. As in torch, one rank means False and all ranks mean True. In a
+        process that is not alone, the number is returned for torch to handle.
 
         Raises:
             UsageError: there is no such mesh.
@@ -311,7 +314,7 @@ _meshes = _Meshes()  # one per process, since it replaces torch's only construct
 
 
 class Declaring:
-    """While active, a mesh of several ranks is built for this process alone.
+    """Builds meshes of several ranks for this process alone, until :meth:`end`.
 
     Args:
         alone: returns ``before`` or ``after``, the side of training that the process is on.
@@ -350,7 +353,7 @@ def root_of(mesh: object) -> DeviceMesh | None:
 
 
 def form_all() -> list[object]:
-    """Give each declared mesh and its slices groups of the current default group. A collective.
+    """Give each declared mesh and its slices new groups within the current default group. A collective.
 
     Returns:
         The objects that held the previous groups, for :func:`.group.discard`.
@@ -362,7 +365,7 @@ def require_world(least: int, most: int) -> None:
     """Raise if the declared meshes do not fit the job.
 
     Raises:
-        UsageError: a mesh's rank count differs from the job's, or the job's may change.
+        UsageError: a mesh's number of ranks differs from the job's, or the job's number of ranks can change.
     """
     for one in declared():
         if least != most:

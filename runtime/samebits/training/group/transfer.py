@@ -1,4 +1,4 @@
-"""Send restore points to the ranks that lack them, and a few numbers to all, over the generation's group.
+"""Send restore points to the ranks that lack them, and a few numbers to all ranks, over the generation's group.
 
 A lost peer therefore ends a transfer as it ends any collective. A point is sent in pieces: while one is in flight, the
 sender prepares the next and the receiver stores the previous one.
@@ -165,7 +165,7 @@ def _arrive(works: Sequence[dist.Work | None]) -> None:
 
 
 def broadcast(packed: memoryview | None, source: int, device: torch.device) -> memoryview:
-    """Return the bytes of ``source`` on every rank; ``packed`` is given only there. A collective."""
+    """Send bytes from ``source``, where ``packed`` holds them, and return them on every rank. A collective."""
     size = torch.tensor([0 if packed is None else len(packed)], dtype=torch.int64, device=device)
     dist.broadcast(size, source)
     if packed is None:
@@ -177,19 +177,19 @@ def broadcast(packed: memoryview | None, source: int, device: torch.device) -> m
 
 
 def tell(numbers: Sequence[int], source: int, device: torch.device) -> list[int]:
-    """Return the 64-bit numbers of ``source`` on every rank; the others pass as many of any value. A collective."""
+    """Return ``source``'s 64-bit numbers on every rank; others pass any numbers, as many of them. A collective."""
     told = torch.tensor(list(numbers), dtype=torch.int64, device=device)
     dist.broadcast(told, source)
     return [int(one) for one in on_host(told).tolist()]
 
 
 def gather(number: int, device: torch.device) -> list[int]:
-    """Return the 64-bit numbers of all ranks, in rank order. A collective."""
+    """Return every rank's 64-bit number, in rank order. A collective."""
     return begin_gather(number, device)()
 
 
 def begin_gather(number: int, device: torch.device) -> Callable[[], list[int]]:
-    """Begin to :func:`gather`; the returned function waits for the result. A collective, ordered by this call."""
+    """Start to :func:`gather`, and return a function that waits for the result. A collective, ordered by this call."""
     mine = torch.tensor([number], dtype=torch.int64, device=device)
     gathered = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
     work = dist.all_gather(gathered, mine, async_op=True)
@@ -228,7 +228,7 @@ def send_bytes(packed: bytearray, rank: int, device: torch.device) -> None:
 
 
 def receive_bytes(source: int, most_bytes: int, device: torch.device) -> memoryview:
-    """Receive what a rank sends with :func:`send_bytes`.
+    """Receive the bytes that a rank sends with :func:`send_bytes`.
 
     Raises:
         CheckpointError: the announced size is zero or too large.
