@@ -61,10 +61,10 @@ def _is_initialized_above(module: nn.Module, path: str) -> bool:
 
 
 def fill(module: nn.Module, own: Sequence[nn.Module], device: torch.device, drawn_from: torch.Tensor) -> None:
-    """Allocate this rank's parts and fill them with ``init_weights()``, or with each part's ``reset_parameters()``.
+    """Allocate this rank's parts and fill them with ``init_weights()`` or the submodules' ``reset_parameters()``.
 
     Args:
-        module: the cut module; parameters that are filled already are filled again, in their memory.
+        module: the cut module; parameters that already have values are filled again in place.
         own: the parts of the module that this rank has; the others stay on the meta device.
         device: where to allocate parameters and buffers without memory.
         drawn_from: the initial state of torch's CPU generator for the draws; the generator itself is not changed.
@@ -100,7 +100,7 @@ def allocate(module: nn.Module, device: torch.device) -> None:
 
 
 class _WholeDraws(TorchDispatchMode):
-    """Draw random numbers for the whole of a tensor, and keep this rank's part; none for a tensor without memory."""
+    """Draws random numbers for a whole tensor and keeps this rank's part; a tensor without memory keeps none."""
 
     def __init__(self) -> None:
         initialize: Any = super().__init__  # untyped in torch

@@ -1,8 +1,8 @@
 """Take this rank's pieces of distributed tensors out of a state, describe them, and put them back.
 
-In a point, a description (``Piece``) takes the DTensor's place in the tree, and its local tensor is among the rank's
-own parts. The description includes the piece's position, so putting a piece back elsewhere is a clear error and never
-gives wrong weights. A tensor that was saved whole is cut to the part that this rank needs.
+In a point, a description (``Piece``) replaces the DTensor in the tree, and the local tensor is among the rank's own
+parts. The description includes the piece's position, so putting a piece back in a different place raises an error and
+never gives wrong weights. A tensor that was saved whole is cut to the part that this rank needs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 Own: TypeAlias = dict[str, dict[str, Any]]
-"""By path in the state: ``local``, this rank's piece, and ``offsets``, its start in the whole tensor."""
+"""By path in the state: this rank's piece (``local``) and its start in the whole tensor (``offsets``)."""
 
 PIECE = "$piece"  # {"$piece": …} replaces a tensor
 UNFILLED = "$unfilled"  # {"$unfilled": …} replaces a tensor that has no memory yet
@@ -65,7 +65,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_without_memory(tensor: torch.Tensor) -> bool:
-    """Return whether this rank has no memory for the tensor: it is not filled yet, or another rank's stage has it."""
+    """Return whether this rank has no memory for the tensor: it is not filled yet, or is in another rank's stage."""
     return tensor.is_meta or local(tensor).is_meta
 
 
@@ -163,7 +163,7 @@ def _placed(
 ) -> Piece | None:
     """Return the piece at these coordinates; torch splits a dimension as torch.chunk does, rounding up.
 
-    FSDP2 splits a dimension that tensor parallelism has split already; FSDP2's placement comes first and is strided.
+    If FSDP2 splits a dimension that tensor parallelism has already split, FSDP2's placement comes first and is strided.
     """
     from torch.distributed.tensor import Replicate, Shard
 
@@ -193,12 +193,12 @@ def _placed(
 
 
 def take_out(tree: Any, path: str, own: Own) -> Any:
-    """Return the tree without its pieces, which go into ``own``; tensors are not copied.
+    """Return the tree with descriptions in place of pieces, which go into ``own``; tensors are not copied.
 
     A DTensor that this rank holds whole stays in the tree as a plain tensor; without a group, all DTensors are whole.
 
     Raises:
-        CheckpointError: a DTensor that cannot be described.
+        CheckpointError: a DTensor cannot be described.
     """
     if isinstance(tree, torch.Tensor) and is_without_memory(tree):
         return {UNFILLED: list(tree.shape)}
@@ -221,7 +221,7 @@ class Putting:
     Attributes:
         own: this rank's own pieces in a point; empty if the point is another rank's.
         mesh: the mesh over which this program's tensors are sharded.
-        like: returns, by path, a DTensor whose placement a new tensor of its shape must have, or None.
+        like: returns, for a path, a DTensor whose placement a new tensor of the same shape must have, or None.
         is_elsewhere: returns whether a tensor belongs to another rank's pipeline stage.
     """
 
@@ -231,14 +231,14 @@ class Putting:
     is_elsewhere: Callable[[Any], bool] = lambda _: False
 
     def back(self, tree: Any, path: str, live: Any) -> Any:
-        """Return the tree that ``take_out`` was given, or one of whole tensors, in the form that this state loads.
+        """Turn a point's tree of pieces or whole tensors into the form that this state loads.
 
         Args:
             tree, path: a point's content, and its path.
             live: the value at the same place in the current state.
 
         Raises:
-            CheckpointError: a piece is missing, or has another position than this rank's.
+            CheckpointError: a piece is missing, or its position is not this rank's.
         """
         if isinstance(tree, dict) and tree.keys() == {PIECE}:
             return self._piece_back(tree[PIECE], path, live)

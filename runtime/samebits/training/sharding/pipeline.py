@@ -1,10 +1,10 @@
 """The stages of a pipeline: parts of a model that are spread over one dimension of a mesh.
 
-Before the first generation a process has no rank, so its script builds the parts of all stages. The first generation
-leaves each rank the parameters of its own stages; those of the other stages move to the meta device, where they need no
-memory. Stages and schedules of ``torch.distributed.pipelining`` that the script keeps from one call of its function to
-the next are initialized again in each generation, with its group. So nothing remains in them of an interrupted
-microbatch, and a receive that was abandoned has a buffer that nothing else uses.
+Before the first generation a process has no rank, so its script builds the parts of all stages. When the first
+generation forms, each rank keeps the parameters of its own stages; those of the other stages move to the meta device,
+where they need no memory. Stages and schedules of ``torch.distributed.pipelining`` that the script keeps from one call
+of its function to the next are reinitialized in each generation, with its group. So nothing of an interrupted
+microbatch remains in them, and nothing else uses the buffer of an abandoned receive.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Pipeline:
         self._require_apart()
 
     def _require_apart(self) -> None:
-        """Raise if stages share a tensor, which would be trained differently by each."""
+        """Raise if stages share a parameter, since each stage would train it differently."""
         seen: dict[int, str] = {}
         for index, part in enumerate(self.parts):
             for path, one in part.named_parameters():
@@ -110,15 +110,15 @@ class Pipeline:
     # ---- stages and schedules of torch
 
     def follow(self) -> None:
-        """Follow the stages and schedules that the script builds from now on."""
+        """Track the stages and schedules that the script builds from now on."""
         torch_private.follow_pipelines(self._about_to_build)
         logging.getLogger(_SCHEDULES_LOGGER).addFilter(_is_no_lost_peer)
 
     def _about_to_build(self, built: Any, given: dict[str, Any]) -> None:
-        """Check a schedule that is about to be built, and remember it to renew it."""
+        """Check a schedule that is about to be built, and track the stage or schedule for :meth:`renew`."""
         if "stage_index" not in given:
             self._require_supported(type(built).__name__, given)
-        self._built.pop(id(built), None)  # the id of an object that is gone; stages must come before their schedules
+        self._built.pop(id(built), None)  # a dead object may have had this id; stages must come before their schedules
         self._built[id(built)] = weakref.ref(built)
 
     def _require_supported(self, schedule: str, given: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ class Pipeline:
             )
 
     def renew(self) -> None:
-        """Initialize the stages and schedules that still exist again, with this generation's group."""
+        """Reinitialize the stages and schedules that still exist, with this generation's group."""
         group = self.mesh.get_group()
         for key, one in list(self._built.items()):
             if (built := one()) is None:
@@ -160,7 +160,7 @@ class Pipeline:
 
 
 def refuse() -> None:
-    """Refuse stages and schedules from now on, since the state does not know its parts as stages."""
+    """Refuse stages and schedules from now on, since the state has no pipeline."""
     if torch_private.uses_pipelines():
         torch_private.follow_pipelines(_refuse)
 
@@ -174,7 +174,7 @@ def _refuse(built: object, _: object) -> None:
 
 
 def _require_part(path: str, part: nn.Module) -> None:
-    """Raise if a stage's part could not continue with the same bits."""
+    """Raise if a stage's part would prevent a bit-identical recovery."""
     if isinstance(part, DistributedDataParallel):
         raise UsageError(
             f"{path} is in DistributedDataParallel, which reduces over all stages. Fix: "

@@ -3,7 +3,7 @@
 Before the first generation, a process is a group of one, in which ``fully_shard`` and ``parallelize_module`` leave
 every parameter whole. So a script builds its model as it would with DDP. The first generation cuts the parameters,
 which stay the same objects, as those functions would have done on that many ranks. From then on only process groups
-change; ranks, sizes and positions stay.
+change; ranks, sizes and positions stay the same.
 
 This uses private interfaces of FSDP2; ``fsdp2_private`` has those that differ between versions of torch.
 """
@@ -43,7 +43,7 @@ __all__ = [
 _STATE_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _FSDP1_MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _EXPERTS, _SEQUENCE = "ep", "cp"
-"""Names of mesh dimensions, as torchtitan has them: their use cannot be read from the tensors."""
+"""Names of mesh dimensions, as in torchtitan, since the use of these dimensions cannot be read from the tensors."""
 _DECLINED = (
     "build it over the default mesh or one of init_device_mesh, or its slices by name, between samebits.init() and "
     "elastic.run; or run with ENABLE_RECOVERY=0"
@@ -59,7 +59,7 @@ class MeshUse:
         sizes: ranks along each dimension of the whole mesh.
         splits: the dimensions over which some tensor is split.
         model_parallel: the dimensions over which a layer, the stages of a pipeline or a sequence is divided.
-        data_parallel: the dimensions whose ranks take samples of their own, also if ``model_parallel`` has them.
+        data_parallel: the dimensions whose ranks use different samples, even if they are also in ``model_parallel``.
     """
 
     mesh: str
@@ -79,7 +79,7 @@ class MeshUse:
         return Sharding(self.sizes, tuple(dim not in self.splits for dim in range(len(self.sizes))))
 
     def data_place(self, rank: int) -> tuple[int, int]:
-        """Return which part of the data a rank takes, and how many parts there are."""
+        """Return which part of the data a rank uses, and how many parts there are."""
         dimensions, same = range(len(self.sizes)), self.same_samples
         place = Sharding(self.sizes, tuple(dim in same for dim in dimensions)).key_of(rank)
         index, count = 0, 1
@@ -100,15 +100,15 @@ def declare_meshes(module: nn.Module) -> None:
 def require_supported(
     name: str, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], pipeline: Pipeline | None = None
 ) -> None:
-    """Raise if something in the module cannot move to another group.
+    """Raise if some part of the module cannot be moved to another group.
 
     Args:
         name, module: the module and its name in the state.
         optimizers: the optimizers of the state.
-        pipeline: the pipeline of which the module has the stages; None: of none.
+        pipeline: the pipeline whose stages the module contains, if any.
 
     Raises:
-        UsageError: names the part, and what to do instead.
+        UsageError: the message names the part and what to do instead.
     """
     if is_flattened(module):
         raise UsageError(
@@ -159,7 +159,7 @@ def _unsupported_mesh(info: Any) -> str:
 
 
 def refuse_sequences() -> None:
-    """Refuse a mesh dimension for parts of sequences if no model is sharded: ranks would take different samples."""
+    """Refuse a mesh dimension for context parallelism if no model is sharded: its ranks would use different samples."""
     for one in meshes.declared():
         if _SEQUENCE in one.names:
             raise UsageError(
@@ -184,7 +184,7 @@ def use_of(name: str, module: nn.Module, world_size: int, pipeline: Pipeline | N
         roots[id(root)] = root
         dimensions = _dimensions(root, tensor.device_mesh)
         splits |= {dim for dim, one in zip(dimensions, tensor.placements, strict=True) if not one.is_replicate()}
-    if pipeline is not None:  # its ranks compute with the same samples, one after the other
+    if pipeline is not None:  # a pipeline's ranks compute with the same samples, one after the other
         roots[id(pipeline.root)] = pipeline.root
         dimension = _dimensions(pipeline.root, pipeline.mesh)
         splits.update(dimension)
@@ -221,7 +221,7 @@ def _root_of(mesh: Any) -> Any:
 
 
 def _dimensions(root: Any, mesh: Any) -> list[int]:
-    """Return the dimensions of the root mesh that a slice has."""
+    """Return the dimensions of the root mesh that a slice contains."""
     if mesh is root or mesh.mesh_dim_names is None:
         return list(range(mesh.ndim))
     return [root.mesh_dim_names.index(name) for name in mesh.mesh_dim_names]
@@ -230,7 +230,7 @@ def _dimensions(root: Any, mesh: Any) -> list[int]:
 def attach(
     modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], pipeline: Pipeline | None = None
 ) -> None:
-    """Make the modules train on the default group, which a generation has just formed.
+    """Switch the modules to the default group of the generation that has just formed.
 
     Raises:
         UsageError: the modules are sharded over a different number of ranks, or for a different rank.
@@ -270,7 +270,7 @@ def accumulates(module: nn.Module) -> bool:
 
 
 def reset(module: nn.Module) -> None:
-    """Discard the remains of an interrupted step: parameters are sharded again, and nothing is awaited."""
+    """Discard what an interrupted step has left: reshard the parameters, and wait for no pending work."""
     for group in _groups(module):
         group._all_gather_result = None  # its work ends with the group, and waiting for it would raise
         for param in group.fsdp_params:
@@ -281,14 +281,14 @@ def reset(module: nn.Module) -> None:
 
 
 _places: weakref.WeakKeyDictionary[nn.Module, tuple[int, ...]] = weakref.WeakKeyDictionary()
-"""The mesh coordinate for which a module over a declared mesh is cut."""
+"""The coordinates for which modules are cut, by module; only for modules over declared meshes."""
 
 
 def _enter_mesh(module: nn.Module, root: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Move a module to its declared mesh's current groups; the first time, its parameters are still whole.
+    """Move a module to its declared mesh's current groups; the first time, cut its parameters.
 
     Raises:
-        UsageError: the parameters are cut for another place in the mesh.
+        UsageError: the parameters are cut for a different place in the mesh.
     """
     before, now = _places.get(module), tuple(root.get_coordinate())
     if before not in (None, now):
@@ -312,7 +312,7 @@ def _move(module: nn.Module, pg: dist.ProcessGroup) -> None:
         fsdp2_private.give_mesh_group(info.mesh, pg)
         fsdp2_private.refresh(info)
     for tensor in _distributed(module):
-        # The result of an operator may have an equal mesh from torch's cache.
+        # An operator's result may refer to an equal mesh from torch's cache.
         fsdp2_private.give_mesh_group(tensor.device_mesh, pg)
 
 
@@ -341,7 +341,7 @@ def _cut(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None
             _shard_parameter(param)
     for tensor in apart:
         part: Any = pieces.cut_like(pieces.local(tensor), tensor)
-        # A new spec, because the old one's hash is that of the mesh of one rank.
+        # A new spec is needed, because the old spec's hash is that of the mesh of one rank.
         tensor._local_tensor, tensor._spec = part._local_tensor, part._spec
     for optimizer in optimizers:
         for parameter, moments in optimizer.state.items():

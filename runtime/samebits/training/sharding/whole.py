@@ -23,7 +23,7 @@ def whole(trees: Sequence[Any], owns: Sequence[Mapping[str, Any]], path: str = "
     """Return the values of one step's points with whole tensors in place of pieces.
 
     Args:
-        trees: the values of every rank's point, which differ in the stages of a pipeline that they lack.
+        trees: the values of every rank's point; in a pipeline, each lacks the stages of other ranks.
         owns: every rank's own pieces, by path.
         path: the tree's path when the pieces were taken out.
 
@@ -77,10 +77,10 @@ def _put_together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], 
 
 
 def _require_tiling(parts: Sequence[Piece], path: str) -> None:
-    """Require that parts with as many elements as the tensor cover it; with false offsets they leave a gap.
+    """Raise unless parts that have as many elements as the tensor cover it; wrong offsets would leave a gap.
 
     Raises:
-        CheckpointError: a part reaches out of the tensor, or two overlap.
+        CheckpointError: a part extends beyond the tensor, or two parts overlap.
     """
     for one in parts:
         if any(
