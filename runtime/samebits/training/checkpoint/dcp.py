@@ -134,7 +134,7 @@ def read_dcp(path: Path) -> dict[str, Any]:
     """Return everything in the directory, nested as it was saved; dictionary keys are strings.
 
     Raises:
-        CheckpointError: not such a directory, or a value cannot be read without running code from it.
+        CheckpointError: ``path`` is not such a directory, or a value cannot be read without running code from it.
     """
     reader = SafeReader(path)
     found = reader.read_metadata()
@@ -164,7 +164,7 @@ def read_dcp(path: Path) -> dict[str, Any]:
 
 
 def _with_lists(tree: Any) -> Any:
-    """Turn dictionaries with integer keys, which stand for lists here, back into lists."""
+    """Turn dictionaries with integer keys, which represent lists here, back into lists."""
     if not isinstance(tree, dict):
         return tree
     if tree and all(type(key) is int for key in tree):

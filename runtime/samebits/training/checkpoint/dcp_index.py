@@ -55,7 +55,7 @@ class SafeReader(dcp.FileSystemReader):
 
 
 def _joined(*parts: str) -> str:
-    """Join the parts of a path in the index as text; its value is never used."""
+    """Join the parts of a path in the index as text; the result is never used."""
     return "/".join(parts)
 
 
@@ -93,7 +93,7 @@ class _IndexUnpickler(pickle.Unpickler):
 
 
 class SafePlanner(dcp.DefaultLoadPlanner):
-    """Load every value by its flat name; those that are not tensors with ``weights_only``."""
+    """Loads every value by its flat name; values other than tensors are loaded with ``weights_only``."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)

@@ -2,7 +2,7 @@
 
 Ranks are compared at the first commits of a generation, at every save, at a fixed interval of steps, and at the end. A
 rank reports its digest and keeps training. It waits for the other ranks' digests only at the end, where all ranks wait
-for each other anyway. Copies are hashed in a thread beside the next step.
+for each other anyway. Copies are hashed in a separate thread during the next step.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class StateDigests:
     ) -> None:
         """Report the current state's digest if this commit is among the first, a save, or ``is_due``.
 
-        With ``kept``, a copy of the state, the copy is hashed in a thread of its own.
+        If ``kept``, a copy of the state, is given, it is hashed instead, in a separate thread.
 
         A digest that was reported once is not replaced. The last commit is saved again at the end, and by then a loop
         may have advanced to the next epoch, on some ranks and not on others.
@@ -128,7 +128,7 @@ class StateDigests:
         self._remember(digest, is_first=False, is_save=False, is_due=True)
 
     def through(self, point: Point, *, averages: bool) -> Sequence[Digest]:
-        """Return the digests to report when the training function has returned, the final state's included."""
+        """Return the digests to report when the training function has returned, including the final state's."""
         self.settle()
         return self._all(self._digest(point, FINAL, averages=averages))
 

@@ -88,7 +88,7 @@ def values_of(header: PointHeader, contents: Any) -> dict[str, Any]:
 
 
 def _nearest(value: Any) -> Any:
-    """Return a value of the nearest type that ``torch.load(weights_only=True)`` reads, at any depth."""
+    """Convert a value, at any depth, to the nearest type that ``torch.load(weights_only=True)`` reads."""
     kind = type(value)
     if kind is frozenset:
         return set(value)

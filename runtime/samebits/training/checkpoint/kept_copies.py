@@ -1,8 +1,8 @@
-"""Find, verify and offer the copies of other ranks' points that lie in this host's memory.
+"""Find, verify and offer the copies of other ranks' points in this host's memory.
 
 All processes of a host see the same copies. Each copy is offered by the process that holds its lock: the one that keeps
-it up to date, else the first to look. So every copy is verified once and stays available after the process that
-received it has died.
+it up to date, else the first that looks for copies. So every copy is verified once and stays available after the
+process that received it has died.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class KeptCopies:
         self.let_go()
 
     def look(self) -> list[Copy]:
-        """Return this process's copies, verified; log each copy that is passed over, with the reason."""
+        """Verify and return the copies that this process offers; log each copy that is skipped, with the reason."""
         self._found.clear()
         for slot in checkpoints.copied_slots(self._memory, self._job):
             if slot in self._keeps or self._claims(slot):
@@ -130,7 +130,7 @@ class KeptCopies:
                 checkpoints.remove_room(self._memory, self._job, slot, kind=RoomKind.COPIED)
 
     def discard(self) -> None:
-        """Remove all copies when the job has finished; a live process removes those it still holds itself."""
+        """Remove all copies when the job has finished, except those that another live process still holds."""
         self.let_go()
         for slot in checkpoints.copied_slots(self._memory, self._job):
             checkpoints.remove_room(self._memory, self._job, slot, kind=RoomKind.COPIED)

@@ -12,8 +12,8 @@ unless numbers are drawn between a step's last collective and its commit; ``core
 used.
 
 An entry's hash is written last and covers the entry and its owner, so after a kill at any instruction an entry is
-either complete or absent. Each process writes to a file of its own and renames it over its predecessor's with its first
-commit. A process that was given up and resumes later therefore writes where no reader looks.
+either complete or absent. Each process writes to a file of its own, which replaces its predecessor's at its first
+commit. A process that was given up and resumes later therefore writes to a file that no reader opens.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SIZE = struct.Struct("<I")
 ENTRY_BYTES = 16 * 1024
 MAX_CONTENT_BYTES = ENTRY_BYTES - _SEAL_BYTES - _SIZE.size
 ENTRIES_OF_KIND = {True: 3, False: 2}
-"""Two commits stay intact while a third is written; of the entries before a collective, only the last counts."""
+"""Two commits stay intact while a third is written; of the entries made before collectives, only the last counts."""
 ENTRIES_AT = mmap.PAGESIZE
 FILE_BYTES = ENTRIES_AT + ENTRY_BYTES * sum(ENTRIES_OF_KIND.values())
 
@@ -250,7 +250,7 @@ class KeptGenerators:
         """Use another rank's copy of this slot's page in place of the one that was offered.
 
         Raises:
-            StoreError: not a page, or another slot's.
+            StoreError: ``data`` is not a page, or belongs to another slot.
         """
         self._offered = decoded(data, self._job, slot, whence)
 
@@ -307,7 +307,7 @@ def decoded(data: bytes | memoryview, job: str, slot: int, whence: str) -> Conte
     """Return the complete entries of a page; those whose hash does not match are left out.
 
     Raises:
-        StoreError: not a page, or one of another job or slot; the message names ``whence`` it came.
+        StoreError: ``data`` is not a page, or belongs to another job or slot; the message begins with ``whence``.
     """
     header, data, entries = _HEADER.pack(_MAGIC, job.encode(), slot), memoryview(data), {}
     if len(data) != FILE_BYTES or data[: len(_MAGIC)] != _MAGIC:
@@ -336,7 +336,7 @@ def _described(content: Content) -> Page | None:
 def _new_file(room: int, name: str) -> mmap.mmap:
     descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=room)
     try:
-        os.posix_fallocate(descriptor, 0, FILE_BYTES)  # otherwise a full /dev/shm raises SIGBUS in the middle of a step
+        os.posix_fallocate(descriptor, 0, FILE_BYTES)  # otherwise a full /dev/shm would raise SIGBUS during a step
         memory = mmap.mmap(descriptor, FILE_BYTES, flags=mmap.MAP_SHARED)
     finally:
         os.close(descriptor)

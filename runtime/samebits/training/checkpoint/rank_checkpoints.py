@@ -50,7 +50,7 @@ WRITER_WAIT_S = 60.0
 
 
 class RankCheckpoints:
-    """The folder of one slot's rank; only its lock's holder writes there, starting with its first save.
+    """The folder of one slot's rank. Only the process that holds its lock writes there, from the first save on.
 
     Args:
         config: how often to save, and how many points to keep.
@@ -109,10 +109,10 @@ class RankCheckpoints:
         self._lock = DirectoryLock(self._directory, f"worker {node}")
 
     def held(self, oldest: Point | None = None) -> list[Point]:
-        """Return the verified points, newest first; log each point that is passed over, with the reason.
+        """Return the verified points, newest first; log each point that is skipped, with the reason.
 
         Args:
-            oldest: if this point is held, older ones are not looked at, since all would have to be read.
+            oldest: if this point is held, older ones are not verified, since that means reading them.
         """
         self._look_into_memory()
         held = list(self._in_memory)
@@ -132,7 +132,7 @@ class RankCheckpoints:
         return sorted(held, reverse=True)
 
     def _verify(self, found: StoredPoint) -> None:
-        """Verify a point. The first remote one is kept in memory: the next generation most likely begins with it."""
+        """Verify a point. The first remote one is kept in memory, since the next generation probably begins with it."""
         data_bytes = found.require_manifest().data_bytes
         if self._is_remote and self._fetched is None and _has_room_for(2 * data_bytes):
             self._fetched = found.point, self._place.read(found)
@@ -349,7 +349,7 @@ class RankCheckpoints:
         if not self._lock.is_held:
             holder = read_holder(self._directory)
             if waits_for_writer and holder is not None and holder.is_gone():
-                wait_s = max(wait_s, WRITER_WAIT_S)  # if the folder is locked all the same, its writer still runs
+                wait_s = max(wait_s, WRITER_WAIT_S)  # if the folder is still locked, the holder's writer is running
             self._lock.acquire(wait_s, on_wait=log.warn)
             if not self._is_remote:  # the writer scans a remote folder: no step waits for a network
                 self._count_on_what_is_there()
@@ -363,7 +363,7 @@ class RankCheckpoints:
         self._has_counted = True
 
     def _became_durable(self, point: Point, *, by_writer: bool) -> bool:
-        """Report the point as held, and prune; points that others rely on by then stay."""
+        """Report the point as held, then prune, except for the points that others rely on by then."""
         self._verified.add(point)
         self._rejected.pop(point, None)
         self._let_go({one for one in self._verified | self._told if checkpoints.is_abandoned(one, point)})
@@ -626,7 +626,7 @@ class AsyncSaves:
         return writer
 
     def exchange(self, brief: Brief | None) -> None:
-        """Set which rank keeps this rank's copies and whose come here; None if none are exchanged."""
+        """Set which rank keeps this rank's copies and whose copies are kept here; None: no copies are exchanged."""
         if brief is None and self._brief is not None:
             brief = replace(self._brief, keeper="", who="", keeps=())
         self._brief = brief
@@ -639,10 +639,10 @@ class AsyncSaves:
         return self._writer is None and self._brief is not None and bool(self._brief.keeps)
 
     def take_in(self, lock_descriptor: int) -> None:
-        """Start to receive other ranks' copies before this rank's first save; see :meth:`begin`.
+        """Start receiving other ranks' copies before this rank's first save; see :meth:`begin`.
 
         Raises:
-            StoreError: not possible; the first save reports it too.
+            StoreError: copies cannot be received; the first save reports this too.
         """
         self._opened(lock_descriptor)[1].start()
 
@@ -661,7 +661,7 @@ class AsyncSaves:
             self._said_of_copies = bool(problem)
 
     def outcome(self, *, wait: bool) -> SaveOutcome | None:
-        """Return the pending save's outcome, or None if it is not known; ``wait`` until it is."""
+        """Return the pending save's outcome, or None if it is not known yet; with ``wait``, wait until it is."""
         return None if self._writer is None else self._writer.outcome(wait=wait)
 
     def prune(self, pruning: Pruning) -> None:
@@ -683,7 +683,7 @@ class AsyncSaves:
         return checkpoints.points_in_memory(self._memory, self._job, self._slot)
 
     def forget(self, is_unwanted: Callable[[Point], bool]) -> None:
-        """Empty the slots that hold such a point, a predecessor's included; no save may be pending."""
+        """Empty the slots that hold an unwanted point, including a predecessor's; no save may be pending."""
         if self._room is not None:
             self._room.forget(is_unwanted)
         elif any(
@@ -702,6 +702,6 @@ class AsyncSaves:
         self._writer = self._staging = self._room = None
 
     def discard(self) -> None:
-        """Close, and free the memory, a predecessor's included."""
+        """Close, and free the memory, including a predecessor's."""
         self.close()
         checkpoints.remove_room(self._memory, self._job, self._slot)

@@ -1,7 +1,7 @@
 """Log each optimizer step, and compare steps that a recovery repeats with the log.
 
-The record of a step is durable before its optimizer steps. Every repeated step can therefore be compared before it is
-taken, and the first one that differs is the one reported.
+A step's record is durable before the optimizer takes the step. Every repeated step can therefore be compared before it
+is taken, and the first one that differs is reported.
 
 Logging never blocks training: if the disk fails, one warning is logged and steps continue without records.
 """
@@ -52,7 +52,7 @@ def require_steps(state: State) -> TorchState:
 
 
 def weights_digest(state: State) -> str:
-    """Return the hex xxh3_128 of all parameters in the order of their names; of sharded ones, of this rank's pieces."""
+    """Return the hex xxh3_128 of all parameters, ordered by name; only this rank's pieces of sharded ones count."""
     digest = xxhash.xxh3_128()
     for tensor in (*state.weights(), *state.shards().values()):
         digest.update(snapshot.bytes_of(tensor))
@@ -179,7 +179,7 @@ class Replay:
         self._taken.clear()
 
     def finished(self) -> None:
-        """Compare the last step and flush, at the end of training."""
+        """Compare the last step and flush the log at the end of training."""
         self._step_is_over()
         self._say_repeated()
         if self._pending and self._writer is not None:

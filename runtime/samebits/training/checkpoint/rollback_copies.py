@@ -1,4 +1,4 @@
-"""Keep copies of compared states in this process's memory, for rolling back to.
+"""Keep copies of compared states in this process's memory, to which it can roll back.
 
 A state that is not yet confirmed equal on all ranks must not replace the last confirmed one. So there are two copies,
 or three if confirmation takes longer than the next comparison, and their memory is reused.
@@ -60,7 +60,7 @@ class RollbackCopies:
     def keep(
         self, point: Point, contents: Mapping[str, Any], layouts: Mapping[str, Any], compared: Sequence[Named]
     ) -> RollbackCopy:
-        """Copy the current state; at the limit, the newest unconfirmed copy is dropped for it."""
+        """Copy the current state; at the limit, drop the newest unconfirmed copy to make room."""
         if len(self._kept) == MOST:
             self._drop(self._kept.pop())
         spare, self._spare = self._spare, None

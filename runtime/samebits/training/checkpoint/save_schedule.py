@@ -2,11 +2,11 @@
 
 Fixed steps need no communication. With an interval in seconds, the ranks *meet* at steps that all of them know: rank
 0's clock decides for all whether to save and where to meet next. The first meeting of a generation is always the first
-commit after its restore point, whatever was agreed before. Survivors, some of which may have received an answer that
-others have not, and newcomers therefore agree on whether to meet. Otherwise some would enter a collective alone.
+commit after its restore point, whatever was agreed before. So all ranks agree on whether to meet: newcomers, and
+survivors of which only some may have received the last answer. Otherwise some would enter a collective alone.
 
 The interval follows Young (J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9),
-1974). The cost of saves and of repeated steps is least at the square root of twice the cost of a save times the mean
+1974). The cost of saves and repeated steps is lowest at the square root of twice the cost of a save times the mean
 time between failures. (J. T. Daly, FGCS 22(3), 2006, refines it for saves that cost a good part of that time.)
 """
 
@@ -27,7 +27,7 @@ from samebits.service import log
 from samebits.training.state.checkpoint_config import AUTO, CheckpointConfig
 
 Agree: TypeAlias = Callable[[tuple[int, int]], tuple[int, int]]
-"""Return rank 0's two numbers on every rank: a collective; the other ranks' arguments are ignored."""
+"""A collective that returns rank 0's two numbers on every rank; the other ranks' arguments are ignored."""
 
 RECENT_STEPS = 64
 RECENT_SAVES = 5
@@ -231,7 +231,7 @@ PRIOR_MTBF_OF_A_PROCESS_S = 50_000 * 3600.0
 """Prior for the failure rate of one process, weighted as one observed failure.
 
 419 unexpected interruptions in 54 days on 16,384 GPUs, one every 3.1 h ("The Llama 3 Herd of Models", 2024, section
-3.3.4), are one in 50,700 h for each of them.
+3.3.4), correspond to one in 50,700 h for each GPU.
 """
 MIN_INTERVAL_S = 5.0
 """With shorter intervals, a recovery itself (imports, a new group) takes longer than the steps it saves."""
@@ -372,12 +372,12 @@ class Measured(Comparisons):
         self._since = (0, clock())  # step and time of the last decision
 
     def begins(self, step: int, *, leads: bool) -> None:
-        """Begin a generation, as :meth:`Comparisons.begins`."""
+        """Begin a generation, as :meth:`Comparisons.begins` does."""
         super().begins(step, leads=leads)
         self._leads, self._since = leads, (step, self._clock())
 
     def took(self, seconds: float) -> None:
-        """Record a cost, as :meth:`Comparisons.took`."""
+        """Record a cost, as :meth:`Comparisons.took` does."""
         self._cost_s += seconds
 
     def _after(self, step: int) -> int:

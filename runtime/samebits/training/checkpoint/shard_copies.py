@@ -44,12 +44,12 @@ SHARE = 0.01
 """Share of training time that copies may take with ``auto``."""
 MOST_STEPS = 1000
 DECIDED_AT = 7
-"""The commit of a generation at which the ranks agree on the interval. Its first steps and its first copy are slow."""
+"""The commit of a generation at which the ranks agree on the interval. The first steps and first copy are slow."""
 _TOO_LITTLE = 0
 """A rank's answer, in place of an interval, if its copies do not fit into memory."""
 
 Gather = Callable[[int], Sequence[int]]
-"""Return every rank's number: a collective."""
+"""A collective that returns every rank's number."""
 
 
 class CopySchedule:
@@ -141,7 +141,7 @@ class CopySchedule:
 
 
 class ShardsAtRest:
-    """Notice shards that change between a commit and the next step, when nothing may change them.
+    """Detects shards that change between a commit and the next step, when nothing may change them.
 
     No other rank holds such a shard, so a flipped bit can only be found by its own rank, and only until an optimizer
     changes the shard.
@@ -158,7 +158,7 @@ class ShardsAtRest:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next step is to be preceded by a check."""
+        """Whether a check must precede the next step."""
         return bool(self._digests)
 
     def changed(self, shards: Mapping[str, torch.Tensor]) -> str:
@@ -204,7 +204,7 @@ class ShardCopies:
         self._begun = begun
 
     def offer(self, slot: int) -> tuple[KeptCommit, ...]:
-        """Return the commits in the slots of this rank, its predecessor's too, unless a live process writes there."""
+        """Return the commits in this rank's slots, including its predecessor's; none if a live process writes there."""
         if not self._opens(slot):
             return ()
         found, problems = checkpoints.points_in_memory(self._memory, self._job, slot, kind=RoomKind.COMMITTED)
@@ -226,7 +226,7 @@ class ShardCopies:
         """Read a commit, as ``checkpoints.read`` does.
 
         Raises:
-            CheckpointError: it is gone or damaged.
+            CheckpointError: the copy is gone or damaged.
         """
         try:
             if self._room is None:

@@ -4,11 +4,11 @@ While names, dtypes and shapes stay those of the previous save, everything but t
 tensors, the data file's header, and a view of the slot for each tensor. For the first saves, a thread reserves the
 slots' memory while training continues.
 
-torch's own copy divides each large tensor between its threads and is fastest if the target is aligned to cache lines. A
-file without gaps aligns only some of its tensors, and for small ones the threads' synchronization costs more than the
-bytes. Those are copied with plain memmove, whole tensors per thread. An accelerator's tensors are copied by its own
-engine into the slot's pages, which NVIDIA's driver is asked to pin. Other drivers, or a driver that refuses, copy
-through a buffer of their own, which is slower but yields the same bytes.
+torch's own copy divides each large tensor between its threads and is fastest if the target is aligned to cache lines.
+In a file without gaps only some tensors are aligned, and for small tensors synchronizing the threads costs more than
+copying the bytes. Unaligned and small tensors are therefore copied with plain memmove, each by one thread. An
+accelerator's tensors are copied by its own engine into the slot's pages, which NVIDIA's driver is asked to pin. Other
+drivers, or a driver that refuses, copy through a buffer of their own, which is slower but yields the same bytes.
 
 (Pinning was written without an accelerator at hand: its tests check the calls to torch and their order.)
 """
@@ -96,7 +96,7 @@ class Staging:
         self._reserving: dict[MemoryBuffer, Future[bool]] = {}
 
     def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> None:
-        """Start to reserve memory for points like this one, in a thread, in every empty slot.
+        """Start reserving memory for points like this one in every empty slot, in a separate thread.
 
         If that fails, the save that needs the memory reports it.
 
@@ -121,7 +121,7 @@ class Staging:
 
         Args:
             header, tensors, tree, layout: the point.
-            is_unwanted: names points whose slots are filled before those of others.
+            is_unwanted: returns whether a point's slot is to be filled before the slots of other points.
 
         Raises:
             CheckpointError: the state cannot be saved faithfully; the message names the value.
@@ -289,7 +289,7 @@ class PinnedMemory:
         self._address = 0
         if device.type != "cuda" or memory.nbytes == 0:
             return
-        with torch.cuda.device(device):  # elsewhere it would be pinned, and a context made, on device 0
+        with torch.cuda.device(device):  # else it would be pinned, and a context created, on device 0
             error = int(_driver().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         if error:
             _forget_error(device)
@@ -323,7 +323,7 @@ def _driver() -> Any:
 
 
 def fetch(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy accelerator tensors to the host beside ongoing computations, and wait until they are there."""
+    """Copy accelerator tensors to the host alongside running computations, and wait for the copies."""
     streams = {device: _stream_of(device) for device in {source.device for source in sources}}
     for device, stream in streams.items():
         stream.wait_stream(torch.accelerator.current_stream(device))  # work launched before may still change them

@@ -50,7 +50,7 @@ __all__ = ["StatePoints"]
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Pauses between attempts to save the last state while the disk fails."""
 _PREPARED_AT = 2
-"""Memory is not prepared at a joining process's first commit: that is part of a recovery, and all others wait."""
+"""The commit at which memory is prepared. A joining process's first commit is part of a recovery: all others wait."""
 
 
 def _every(process: Worker) -> int | str:
@@ -159,7 +159,7 @@ class StatePoints:
 
         Args:
             committed: the newest point that every rank has held. While it is intact, no rank returns further back,
-                unless each rank's points are its own alone.
+                unless the points of the ranks have different contents.
         """
         if self._folder is None:
             return ()
@@ -198,7 +198,7 @@ class StatePoints:
             due.copied(step)
 
     def begin_shard_copies(self, point: Point) -> None:
-        """Begin a generation at this point, with a copy of it. The point of step 0 is on every disk."""
+        """Begin a generation at this point, and copy it. The point of step 0 is not copied: it is on every disk."""
         generation = self.present()
         self._copies_due.begins(point.step)
         self._shard_copies.begins(Point(point.step, generation.generation))
@@ -281,7 +281,7 @@ class StatePoints:
 
     def _root(self) -> checkpoints.Location:
         config, settings = self._state.checkpoint_config, self._process.settings
-        if settings.hidden_state == "check":  # a job of its own: never uses the folder the script gives its real jobs
+        if settings.hidden_state == "check":  # a separate job: it must not use the folder of the script's real jobs
             config = replace(config, directory=None)
         return config.folder_below(settings.checkpoint_path)
 
@@ -401,7 +401,7 @@ class StatePoints:
         Raises:
             GenerationEndedError: a shard has changed; this rank's last commit is no longer in its memory, and all ranks
                 return to the newest one that every rank's copies or checkpoints hold.
-            UnequalError: it has changed again after the same step.
+            UnequalError: a shard has changed again after the same step.
         """
         if not self._at_rest.is_due:
             return
@@ -425,10 +425,10 @@ class StatePoints:
     def compare_if_not_finite(self) -> None:
         """Report the last commit's digest if the gradients of the next step have just become not finite.
 
-        Call it before a step. If one rank's weights were corrupted, the step would make all weights of all ranks not a
-        number, and they would be equal again at the next comparison. Each rank decides by itself: the scheduler
-        compares the digests once all ranks have reported one, so a rank that sees a reduced gradient of its own waits
-        for none. No other digest has this key, since a commit that follows belongs to another step.
+        Call it before a step. If one rank's weights were corrupted, the step would turn all weights of all ranks into
+        NaN, and the ranks would be equal again at the next comparison. Each rank decides by itself. The scheduler
+        compares the digests once all ranks have reported one, so a rank whose reduced gradients differ from the others'
+        does not wait. No other digest has this key, since the next commit belongs to another step.
         """
         was_finite, self._is_finite = self._is_finite, ddp.gradients_are_finite()
         if self._is_finite or not was_finite or not self._process.settings.enable_recovery:
@@ -592,7 +592,7 @@ class StatePoints:
         if not is_live:
             self._state.forget()  # until it is restored completely
         try:
-            # All transfers in one order, by their sources: ranks that both send and receive cannot deadlock.
+            # All transfers run in the order of their sources, so ranks that both send and receive cannot deadlock.
             received = None if holds or generation.source > generation.rank else self._receive(formed)
             if is_live:
                 # The point of step 0 was saved before sharding, so it is complete and any rank can take its part.
@@ -616,7 +616,7 @@ class StatePoints:
         ddp.attach_all(formed, layouts)
 
     def _receive(self, formed: Group) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
-        """Receive the point from its source; return it as :meth:`_load`, without the other rank's own parts."""
+        """Receive the point from its source; return it as :meth:`_load` does, without the source's own parts."""
         targets, tensors = self._targets({"shared": self._state.live_contents().get("shared", {})})
         found = transfer.receive(
             self.present().source,
@@ -699,10 +699,10 @@ class StatePoints:
         return {**contents, "shared": {**contents["shared"], "values": values}}
 
     def begin_comparison(self) -> Callable[[], None]:
-        """Begin to compare the current state with every other rank's. A collective.
+        """Start comparing the current state with every other rank's. A collective.
 
-        The few bytes take one round over all ranks, as long as some other phases of a recovery. Only steps that cannot
-        be undone must wait for the result.
+        Exchanging the few bytes takes one round over all ranks, which lasts as long as some other phases of a recovery.
+        Only steps that cannot be undone must wait for the result.
 
         Returns:
             A function that waits for the outcome. If states differ, it reports each rank's digest to the scheduler and
@@ -726,7 +726,7 @@ class StatePoints:
         return finish
 
     def _begin_comparing_shards(self) -> Callable[[], object]:
-        """Begin to compare this rank's shards with those of its replicas. A collective if there are replicas.
+        """Start comparing this rank's shards with those of its replicas. A collective if there are replicas.
 
         Returns:
             A function that waits for the outcome and raises LayoutError, on every rank, if the shards differ.
@@ -767,7 +767,7 @@ class StatePoints:
             self._process.agent.wait_for_end_of_generation()
 
     def wait_for_gradients(self) -> None:
-        """Return when every rank has all gradients of its step, so that none takes a step that another cannot take.
+        """Return when every rank has all gradients of its step, so that no rank takes a step that another cannot take.
 
         Raises:
             RuntimeError: a rank was lost; this one is still at its last commit.
@@ -807,7 +807,7 @@ class StatePoints:
 
     @staticmethod
     def _targets(live: dict[str, Any]) -> tuple[dict[str, TensorPart], NamedTensors]:
-        """Return the state's tensors that can be read into, as store targets and as they are."""
+        """Return the state's tensors that a point can be read into, as store targets, and all of its tensors."""
         _, tensors = snapshot.take_apart(live, "state")
         return snapshot.in_place(tensors), tensors
 
