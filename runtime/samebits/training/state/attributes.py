@@ -36,7 +36,7 @@ class PlainAttributes:
         self.follow(objects)
 
     def follow(self, objects: Mapping[str, object]) -> None:
-        """Replace the objects; the first values of an object are those when it is first followed."""
+        """Replace the objects; an object's first values are those that it has when it is first followed."""
         self._owners = {path: vars(one) for path, one in objects.items()}
         self._first = {id(own): self._first.get(id(own)) or _plain(own) for own in self._owners.values()}
         self._look()
@@ -47,7 +47,7 @@ class PlainAttributes:
             self._look()
         try:
             self._kept = self._present()
-        except KeyError:  # as many were added as removed
+        except KeyError:  # as many attributes were added as removed
             self._look()
             self._kept = self._present()
 

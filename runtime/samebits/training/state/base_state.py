@@ -160,7 +160,7 @@ class State(ABC):
         return None
 
     def check_host_updates(self) -> None:
-        """Check for membership changes without a commit. Raises like :meth:`commit`."""
+        """Check for membership changes without a commit. Raises the same errors as :meth:`commit`."""
         self._running("check_host_updates").check()
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
@@ -194,7 +194,7 @@ class State(ABC):
 
     @property
     def holds_commit(self) -> bool:
-        """Whether the state is known to be the last commit, because no value was changed since."""
+        """Whether the state is known to be the last commit, because no value has changed since."""
         return self._point is not None and not is_stateful(self)
 
     @property
@@ -208,12 +208,12 @@ class State(ABC):
 
     @property
     def complete_epoch(self) -> int | None:
-        """The epoch whose loop had no batch left when it was last entered; None if it had one."""
+        """The epoch whose loop had no batch left when it was last entered; None if batches were left."""
         return None
 
     @property
     def generators(self) -> Generators | None:
-        """This process's generators if nothing else is exclusive to its own points, else None."""
+        """This process's generators if nothing else is stored only in its own points, else None."""
         return None
 
     def look_for_hidden(self, look: HiddenStateLook | None) -> None:
@@ -265,10 +265,10 @@ class State(ABC):
         self._committed_steps = self.completed_steps
 
     def was_saved(self) -> None:  # noqa: B027 - nothing to do is the usual case
-        """Handle that the last commit is saved."""
+        """Note that the last commit has been saved."""
 
     def finish(self) -> None:  # noqa: B027 - as reset
-        """Finish when the training function has returned on this rank; the group can still be used."""
+        """Finish training once the training function has returned on this rank; the group can still be used."""
 
     def forget(self) -> None:
         """Mark the current values as not being a valid commit."""
@@ -317,7 +317,7 @@ class State(ABC):
         return []
 
     def shards(self, *, at_rest: bool = False) -> Mapping[str, torch.Tensor]:
-        """Return this rank's pieces of sharded weights by name, in the order of the names.
+        """Return this rank's pieces of sharded weights by name, sorted by name.
 
         Args:
             at_rest: add their moments, and return nothing if the script may have written to weights since the last

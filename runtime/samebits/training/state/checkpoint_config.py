@@ -101,7 +101,7 @@ class CheckpointConfig:
         save_checkpoint_steps: optimizer steps between two checkpoints, at least 1; ``"auto"``: chosen from the cost of
             a save and the job's failure rate. 100 if no seconds are given.
         save_checkpoint_seconds: seconds of training between two checkpoints; 0: steps are counted.
-        keep_checkpoint_max: complete checkpoints kept, at least 2.
+        keep_checkpoint_max: number of complete checkpoints to keep, at least 2.
         directory: the job's checkpoint folder, a path or a URL; None: CHECKPOINT_PATH.
         async_save: continue training as soon as the state is copied to memory, and let another process write it; False:
             wait for the disk.
@@ -191,7 +191,7 @@ class CheckpointConfig:
             )
 
     def folder_below(self, checkpoint_path: Path | str) -> Path | str:
-        """Return the absolute folder of the ranks' folders; ``checkpoint_path`` is the job's CHECKPOINT_PATH."""
+        """Return the absolute path above the ranks' folders; ``checkpoint_path`` is the job's CHECKPOINT_PATH."""
         given = self.directory or checkpoint_path
         location = folder_or_url(given) if isinstance(given, str) else given
         if isinstance(location, str):

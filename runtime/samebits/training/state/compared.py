@@ -43,7 +43,7 @@ def digest_of(parts: Sequence[Part]) -> bytes:
 
 
 def is_hashable(value: object) -> bool:
-    """Return whether the value is a plain tensor, which its bytes describe completely."""
+    """Return whether the value is a plain tensor, which is completely described by its bytes."""
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided  # type: ignore[attr-defined]
 
 

@@ -1,7 +1,7 @@
 """Lay many tensors end to end in one tensor, so that one collective serves all of them.
 
-There is one flat tensor per dtype and device, in the order in which the tensors are given. The same tensors always lie
-in the same places and sum to the same bits. Either all of them are changed, or none.
+There is one flat tensor per dtype and device, in the order in which the tensors are given. The same tensors always have
+the same positions, so their sums have the same bits. Either all of the tensors are changed, or none.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 Reading a state through the library (625 Python numbers, or NumPy's dict) costs more than comparing it. So the memory in
 which a generator keeps its state is compared directly.
 
-Two of these locations are private to their libraries. Each is compared with the state that the library reports before
-it is relied on; if they differ, the library is used every time:
+Two of these locations are private to their libraries. Before one is relied on, its contents are compared with the state
+that the library reports; if they differ, the library is asked every time:
 
 - CPython's ``_random.Random`` has, after its object header, an ``int`` index and 624 words (``_randommodule.c``).
 - NumPy's ``MT19937`` has 624 words and an ``int`` position at ``ctypes.state_address`` (``mt19937.h``). The second of a
-  pair of normal numbers is stored elsewhere, so NumPy is used while one is pending.
+  pair of normal numbers is stored elsewhere, so NumPy is asked while one is pending.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class StateHandler:
         if _is_untouched(told, self._remembered, self._marks, leave_out=self.records):
             return ()
         if not same(told, self.value.state_dict()):
-            return ()  # its contents differ on every call, such as a time
+            return ()  # its contents differ on every call, as a time does
         return (self.path,)
 
     def changed_attributes(self) -> Sequence[str]:
@@ -601,7 +601,7 @@ class TrainedTensorHandler(StateHandler):
         """Copy the values into the tensor.
 
         Raises:
-            UsageError: dtype or strides differ from the tensor's here.
+            UsageError: dtype or strides differ from those of the tensor in this process.
         """
         _require_same_kind(self.path, self.value, contents)
         with torch.no_grad():
@@ -615,7 +615,7 @@ class TrainedTensorHandler(StateHandler):
         """Do nothing: only an optimizer step changes the tensor."""
 
     def has_changed(self) -> bool:
-        """Return False: the version counter of the tensor shows changes."""
+        """Return False, since the tensor's version counter shows changes."""
         return False
 
     def recall(self) -> None:
@@ -810,7 +810,7 @@ def _marks_of(tree: Any) -> _Marks:
 
 
 def _are_marked(tree: Any, marks: _Marks) -> bool:
-    """Return whether the tree has the tensors of these marks, none of them changed in place since."""
+    """Return whether the tree has the tensors of these marks, and none of them has changed in place since."""
     tensors = list(_tensors_in(tree))
     return len(tensors) == len(marks) and all(
         mark() is one and torch_private.version_of(one) == version

@@ -5,12 +5,12 @@ only the values that a forward pass or the user's loop changes. With several ste
 copied too, into the older of two buffers, so that one complete commit exists at any moment.
 
 A weight may change in the meantime, for example when an evaluation swaps in an average. A change in place increases the
-tensor's version, and the commit is then taken from elsewhere. A change through ``.data`` does not. So a weight is
-copied when a script reads its ``.data`` between a commit and the next step, before the script can write to it. A weight
-whose ``.data`` is set gets its own memory back. Scripts that use neither pay nothing.
+tensor's version, and a recovery then gets the commit from another source. A change through ``.data`` does not. So a
+weight is copied when a script reads its ``.data`` between a commit and the next step, before the script can write to
+it. A weight whose ``.data`` is set gets its own memory back. Scripts that do neither pay nothing.
 
-If the loop changes the state between its commit and its next turn, a recovery would lose the change. Such a change ends
-the job at the next step.
+If the loop changes the state between its commit and its next iteration, a recovery would lose the change. Such a change
+ends the job at the next step.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Uses:
         return bool(self._used)
 
     def assigned(self) -> None:
-        """Warn once that a script gives a weight other memory."""
+        """Warn once that a script has replaced a weight's memory."""
         if not self._has_told:
             self._has_told = True
             log.warn(
@@ -119,7 +119,7 @@ class _Weight:
         self._home: torch.Tensor | None = None  # the weight's memory at the last commit, if a script replaced it
 
     def was_read(self, alias: torch.Tensor) -> None:
-        """Record that a script now has this alias."""
+        """Record that the script now holds this alias."""
         if self._commit.is_in_step or not self._commit.is_running:
             return  # an optimizer itself makes changes in this way, or no training runs
         if len(self._aliases) >= _MANY_ALIASES:
@@ -250,7 +250,7 @@ class LastCommit:
         self._after = _AfterCommit(self)
 
     def is_made_in(self, frame: FrameType) -> None:
-        """Follow the loop of this frame, to which ``commit()`` is about to return, for later changes."""
+        """Watch the loop of this frame, to which ``commit()`` is about to return, for later changes."""
         self._after.follow(frame)
 
     def is_assigned(self, name: str) -> None:
@@ -462,7 +462,7 @@ class LastCommit:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """The difference from the commit when its loop's turn ended.
+    """The difference from the commit at the end of the loop's iteration.
 
     Attributes:
         line: the line that made the change, or the commit's line.
@@ -482,10 +482,11 @@ class _Change:
 class _AfterCommit:
     """Finds changes that a loop makes after its commit and does not undo before the next step.
 
-    Weights are hashed before a line that has not run there before, and at commits that are saved. At other commits, a
-    line that has run may begin to write to weights later. If it writes to one of them once, the weights have changed.
-    If it writes to each of them twice, they may have been swapped for an evaluation: the next commits are then hashed,
-    and later the commit at which the line is expected to write again, at growing intervals while it puts them back.
+    Weights are hashed before a line runs there for the first time, and at commits that are saved. At other commits, a
+    line that has already run may begin to write to weights. If it writes to one of them once, the weights have changed.
+    If it writes to each of them twice, they may have been swapped for an evaluation: the next commits are then hashed.
+    Later, only commits at which the line is expected to write again are hashed, at growing intervals as long as the
+    line restores the weights.
 
     Args:
         commit: the last commit.
@@ -497,7 +498,8 @@ class _AfterCommit:
         self._known: Lines = set()
         self._hashed = 0  # number of commits that are still to be hashed
         self._number = 0  # of the present commit
-        self._written_at = self._interval = 0  # number of the last commit after which weights were written, and since
+        # The last commit after which weights were written, and its distance from the one before.
+        self._written_at = self._interval = 0
         self._hashed_at = 0  # number of the next commit to hash because the line is expected to write again
         self._writes_between = 1  # how many times it may write unexamined before that
         self._puts_back = False  # whether the loop was seen to write to weights and restore them
@@ -524,10 +526,10 @@ class _AfterCommit:
         self._assigned.clear()
 
     def stop(self) -> None:
-        """Judge no further change: a step begins.
+        """Stop looking for changes, since a step begins.
 
-        If it begins in the turn of the commit, the loop commits at its start, as Horovod's example does. A recovery
-        then repeats the whole turn.
+        If the step begins in the same iteration as the commit, the loop commits at the start of an iteration, as
+        Horovod's example does. A recovery then repeats the entire iteration.
         """
         if self._followed is not None:
             self._followed.stop()
@@ -580,7 +582,7 @@ class _AfterCommit:
         self._change = _Change(line, names, self._digest, versions, is_written_once)
 
     def _tell_of_attributes(self) -> None:
-        """Warn of plain attributes that changed; later steps may not read them, as a count of evaluations."""
+        """Warn of changed plain attributes; it is only a warning, since later steps may not read them."""
         names = [name for name in self._commit.changed_attributes() if name not in self._told]
         if names:
             self._told.update(names)
@@ -591,7 +593,7 @@ class _AfterCommit:
             )
 
     def lasting_change(self, *, at_end: bool) -> tuple[str, str] | None:
-        """Return line and name of a change in the ended turn that is still there; None if there is none.
+        """Return the line and name of a change in the last iteration that persists; None if there is none.
 
         Args:
             at_end: whether the training function has returned; modes no longer matter then.

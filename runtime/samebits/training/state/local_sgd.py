@@ -183,7 +183,7 @@ class LocalSGD(State):
         super().forget()
 
     def recall(self) -> Point | None:
-        """Return the last average's point, which is always in memory; this rank's steps since then stay."""
+        """Return the last average's point, which is always in memory; this rank's steps since then are kept."""
         return self._point
 
     def finish(self) -> None:
@@ -193,7 +193,7 @@ class LocalSGD(State):
             pass
 
     def contents(self) -> dict[str, Any]:
-        """Return the last average with this rank's step count then; before the first average, the current state."""
+        """Return the last average and this rank's step count at it; before the first average, the current state."""
         inner = self._inner.contents()
         copy = self._copy()
         if copy is not None:

@@ -1,8 +1,8 @@
 """Keep the parts of a module's commit other than the values of its parameters.
 
 These are the modes of its parts (``train()``, ``eval()``), the ``requires_grad`` flags, the hooks, all buffers, plain
-attributes, and the parts themselves. No optimizer step changes them and no ``state_dict()`` holds them all, but an
-evaluation that a lost peer interrupts leaves any of them changed.
+attributes, and the parts themselves. No optimizer step changes them and no ``state_dict()`` contains all of them, but
+an evaluation that a lost peer interrupts can leave any of them changed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _MadeOf:
 
     @classmethod
     def at_present(cls, module: nn.Module, *, is_sharded: bool) -> _MadeOf:
-        """Record a module's structure; FSDP2 swaps a parameter's shard and the gathered parameter in place."""
+        """Record a module's structure; parameters of a sharded one are left out, since FSDP2 swaps them in place."""
         modules = list(module.modules())
         held: Any = [
             (index, part, dict(part))
@@ -174,7 +174,10 @@ class ModuleState:
         self._versions = torch_private.versions_of(buffers)
 
     def has_changed(self) -> bool:
-        """Return whether a mode, a flag, a part or a buffer differs from the last commit; no point contains hooks."""
+        """Return whether a mode, flag, part or buffer differs from the last commit; hooks do not count.
+
+        No point contains hooks.
+        """
         return self._commit is None or bool(self._changed_flags()) or not self._has_same_buffers()
 
     def changed(self) -> list[str]:

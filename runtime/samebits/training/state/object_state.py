@@ -112,15 +112,14 @@ class ObjectState(State):
     # ---- for the user
 
     def save(self) -> None:
-        """Commit without checking for changes of members."""
+        """Commit without checking for membership changes."""
         self._keep()
 
     def restore(self) -> None:
         """Return to the last commit on this rank. Afterwards, start iterating over the data again.
 
         Raises:
-            UsageError: an optimizer has stepped since the commit, and no copy was made (``copy_commits``).
-        UsageError: an optimizer has stepped since the last commit, and no copy was made (``copy_commits``).
+            UsageError: an optimizer has stepped since the last commit, and no copy was made (``copy_commits``).
         """
         if self._last_commit.recall() is None:
             raise UsageError(
@@ -148,7 +147,7 @@ class ObjectState(State):
 
     @property
     def generators(self) -> Generators | None:
-        """This process's generators if nothing else is exclusive to its own points, else None."""
+        """This process's generators if nothing else is stored only in its own points, else None."""
         is_all = self.has_own_parts and all(one.is_alike for one in self.handlers.values())
         return self._generators if is_all else None
 
@@ -174,16 +173,16 @@ class ObjectState(State):
             self._own_generators = self._generators.packed()
 
     def was_saved(self) -> None:
-        """Handle that the last commit is saved, as :meth:`State.was_saved`."""
+        """Note that the last commit has been saved."""
         self._last_commit.is_saved = True
 
     def recall(self) -> Point | None:
-        """Return to the last commit as :meth:`State.recall`; undo object changes even without the commit in memory."""
+        """Return to the last commit, if it is in memory; undo changes to the objects in any case."""
         self._last_commit.undo()
         return super().recall()
 
     def finish(self) -> None:
-        """Finish as :meth:`State.finish`.
+        """Finish training, as :meth:`State.finish` does.
 
         Raises:
             HiddenStateError: the loop changed the state after the last commit.
@@ -251,7 +250,7 @@ class ObjectState(State):
         if own:
             self._restored_rng = contents["own"]["rng"]
             rng.restore(contents["own"]["rng"])
-        elif self._committed_steps == 0 and self._first_own:  # only the script has drawn numbers, as here
+        elif self._committed_steps == 0 and self._first_own:  # only the script has drawn numbers, as in this process
             rng.restore(self._first_own["rng"])
         else:
             rng.seed_for(self._seed(), self._draws_as, self._committed_steps)
@@ -291,7 +290,7 @@ class ObjectState(State):
 
     @property
     def complete_epoch(self) -> int | None:
-        """The epoch whose loop had no batch left when it was last entered; None if it had one."""
+        """The epoch whose loop had no batch left when it was last entered; None if batches were left."""
         return next((one.epoch for one in self._samplers if one.found_empty), None)
 
     def guard_samplers(self, is_running: bool) -> None:
@@ -313,7 +312,7 @@ class ObjectState(State):
         """Require that the loop has ended between two steps."""
 
     def _went_back(self) -> None:
-        """Handle that all values are again those of the last commit."""
+        """Handle the return of all values to those of the last commit."""
 
     def _can_restore(self) -> bool:
         return self._last_commit.is_held
@@ -325,7 +324,7 @@ class ObjectState(State):
     def _iterated(self, goes_on: bool) -> None:
         """Prevent a loader's own draw from shifting the numbers of the next step.
 
-        A loader draws a number whenever it is iterated, also when a recovery restarts it in the middle of an epoch.
+        A loader draws a number whenever it is iterated, even when a recovery restarts it in the middle of an epoch.
         """
         self.seed_step()
         if self._restored_rng is not None and goes_on:

@@ -30,7 +30,7 @@ class OpenSteps:
         about_to_step: called before every step.
         stepped: called after every step.
         needs_copies: called if weights change while a collective may still fail: before a step that runs backward
-            passes itself (a closure), or if another optimizer's backward pass lies between two steps.
+            passes itself (a closure), or if another optimizer's backward pass comes between two steps.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class OpenSteps:
 
 
 def _is_inside(frame: FrameType | None, outer: int | None) -> bool:
-    """Return whether the frame was called by the frame with the id ``outer``; a step that failed is no longer there."""
+    """Return whether the frame was called by the frame with the id ``outer``; a failed step's frame has ended."""
     while frame is not None:
         frame = frame.f_back
         if id(frame) == outer:

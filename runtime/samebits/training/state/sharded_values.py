@@ -1,7 +1,7 @@
 """Take the sharded values of a state apart for points, and put them back.
 
-Values pass through by name, with every sharded tensor replaced by a description. The tensor's bytes are saved
-separately, as this rank's own.
+Values are passed by name, with a description in place of every sharded tensor. The tensor's bytes are saved separately,
+as this rank's own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ShardedValues:
 
     Args:
         handlers: handlers of all values in the state, by name.
-        pipeline: the pipeline of which a module of the state has the stages.
+        pipeline: the pipeline whose stages a module of the state contains, if any.
     """
 
     def __init__(self, handlers: Mapping[str, StateHandler], pipeline: Pipeline | None = None) -> None:
@@ -62,7 +62,7 @@ class ShardedValues:
         """Attach the modules to the group that a generation has just formed.
 
         Raises:
-            UsageError: a module cannot be attached to a group, or not to this one.
+            UsageError: a module cannot be attached to any group, or not to this one.
         """
         self.require_supported()
         self.keep_own_stages()
@@ -104,10 +104,10 @@ class ShardedValues:
         return self._pipeline
 
     def require_supported(self) -> None:
-        """Check that everything sharded can move to another group and into a point.
+        """Check that all sharded values can be moved to another group and saved in a point.
 
         Raises:
-            UsageError: a value cannot.
+            UsageError: one of them cannot.
         """
         if self._is_supported:
             return
@@ -190,7 +190,7 @@ class ShardedValues:
         return any(regrouping.accumulates(one) for one in self._modules.values())
 
     def reset(self) -> None:
-        """Discard the remains of an interrupted step in the modules."""
+        """Discard what an interrupted step has left in the modules."""
         for module in self._modules.values():
             regrouping.reset(module)
 
@@ -206,7 +206,7 @@ class ShardedValues:
             self.fill()
 
     def take_out(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], pieces.Own]:
-        """Return the values without this rank's pieces, and separately the pieces."""
+        """Return the values with descriptions in place of this rank's pieces, and the pieces."""
         own: pieces.Own = {}
         taken: dict[str, Any] = pieces.take_out(values, _PATH, own)
         return taken, own
@@ -219,7 +219,7 @@ class ShardedValues:
             own: this rank's own pieces; empty if the point is another rank's.
 
         Raises:
-            CheckpointError: a piece is missing, or has another position than this rank's.
+            CheckpointError: a piece is missing, or its position is not this rank's.
         """
         live = {name: one.contents() for name, one in self._handlers.items()}
         parameters = {
@@ -254,7 +254,7 @@ class ShardedValues:
         return pieces.is_distributed(parameter) or id(parameter) in self._staged
 
     def shards(self) -> dict[str, torch.Tensor]:
-        """Return the parameters of which this rank has a piece, by name, in the order of their names."""
+        """Return the parameters of which this rank has a piece, by name, sorted by name."""
         return {name: one for name, one in self._named_parameters() if not self._is_elsewhere(one)}
 
     def _parameters(self) -> Iterator[Any]:

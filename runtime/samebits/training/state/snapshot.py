@@ -55,7 +55,7 @@ _SAME_SIZE_IN_NUMPY = {  # substitutes for dtypes that numpy lacks
     torch.float8_e8m0fnu: torch.uint8,
 }
 _MEMORY = memoryview((ctypes.c_char * sys.maxsize).from_address(0)).cast("B")
-"""This process's whole memory; slicing it costs a tenth of a tensor's numpy array, and keeps nothing alive."""
+"""All memory of this process. Slicing it costs a tenth of making a tensor's numpy array, and keeps nothing alive."""
 _PLAIN = frozenset({type(None), bool, int, float, bytes})  # also str, if it is valid unicode
 _NUMPY_KINDS = "biufc"
 _ADVICE = "keep a tensor, a plain value, or an object with state_dict() and load_state_dict() there"
@@ -77,7 +77,7 @@ def take_apart(state: Any, path: str) -> tuple[Tree, NamedTensors]:
 
 
 def split(state: Any, path: str) -> tuple[Tree, list[TensorPart]]:
-    """Take a state apart as :func:`take_apart`, and return the tensors' bytes.
+    """Take a state apart as :func:`take_apart` does, and return the tensors' bytes.
 
     CPU tensors are not copied, so they must not change until the parts are used.
     """
@@ -86,7 +86,7 @@ def split(state: Any, path: str) -> tuple[Tree, list[TensorPart]]:
 
 
 def parts_of(tensors: NamedTensors) -> list[TensorPart]:
-    """Return the tensors in the form that the store takes; contiguous CPU tensors are not copied."""
+    """Return the tensors in the form that the store accepts; contiguous CPU tensors are not copied."""
     return [
         TensorPart(name, dtype_name(name, tensor), tuple(tensor.shape), bytes_of(tensor)) for name, tensor in tensors
     ]
@@ -290,7 +290,7 @@ def join(
     Args:
         tree, parts: the saved tree and its parts.
         live: tensors, by name, whose memory already holds a part; they are returned as they are.
-        on_devices: put each tensor on a device of its original kind, if there is one; else all stay on the CPU.
+        on_devices: put each tensor on a device of its original type, if there is one; otherwise on the CPU.
 
     Raises:
         CheckpointError: the tree was not saved by any version of this program.

@@ -69,8 +69,8 @@ class TorchState(ObjectState):
             then an ``nn.ModuleList`` with the part of every stage, in order.
         global_batch, micro_batch: divide each optimizer step into ``global_batch / micro_batch`` virtual workers, so
             that the bits of the result are the same at any world size up to that number. ``global_batch`` is the number
-            of samples in a step, ``micro_batch`` the loader's batch size. The loop takes one turn for each micro-batch,
-            and only a rank's last turn in a step changes the state.
+            of samples in a step, ``micro_batch`` the loader's batch size. The loop runs one iteration for each
+            micro-batch, and only a rank's last iteration in a step changes the state.
         attributes: everything else, available as attributes: plain values, and objects supported by a
             :class:`~samebits.training.state.handlers.StateHandler`, such as modules, optimizers, and all with
             ``state_dict()`` and ``load_state_dict()``.
@@ -233,19 +233,19 @@ class TorchState(ObjectState):
     # ---- for the session
 
     def sharding(self, world_size: int) -> Sharding | None:
-        """Return how the state is divided among ranks, as :meth:`State.sharding`."""
+        """Return how the state is divided among ranks, as :meth:`State.sharding` does."""
         return None if self._sharded is None else self._sharded.sharding(world_size)
 
     @property
     def generators(self) -> Generators | None:
-        """Return the generators as :meth:`State.generators`; None for shards without replicas."""
+        """The generators, as in :attr:`State.generators`; None for shards without replicas."""
         return super().generators if self._sharded is None or self._sharded.has_replicas else None
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
         """Send commits to ``session`` from now on, and draw random numbers for this rank.
 
         Raises:
-            UsageError: sharded values are not supported, or not in a world of variable size.
+            UsageError: the sharded values are not supported, or the world is of variable size.
         """
         if session is not None and self._sharded is None:
             regrouping.refuse_sequences()
@@ -315,7 +315,7 @@ class TorchState(ObjectState):
         return super().recall()
 
     def contents(self) -> dict[str, Any]:
-        """Return everything as :meth:`ObjectState.contents`; sharded tensors are in ``own``."""
+        """Return everything as :meth:`ObjectState.contents` does; sharded tensors are in ``own``."""
         contents = super().contents()
         if self._sharded is not None:
             contents["shared"]["values"], contents["own"]["shards"] = self._sharded.take_out(
@@ -364,7 +364,7 @@ class TorchState(ObjectState):
         super().load_values(values, own)
 
     def weights(self) -> list[torch.Tensor]:
-        """Return all parameters in the order of their names, except sharded ones.
+        """Return all parameters except sharded ones, sorted by name.
 
         Buffers are left out, because batch statistics differ between ranks.
         """
@@ -446,7 +446,7 @@ class TorchState(ObjectState):
         ]
 
     def shards(self, *, at_rest: bool = False) -> dict[str, torch.Tensor]:
-        """Return this rank's pieces of sharded weights as :meth:`State.shards`."""
+        """Return this rank's pieces of sharded weights, as :meth:`State.shards` does."""
         if self._sharded is None or (at_rest and self._last_commit.weights_have_signs):
             return {}
         parameters = self._sharded.shards()
@@ -482,7 +482,7 @@ class TorchState(ObjectState):
         return self._seed()
 
     def follow_samples(self, took: Callable[[Sequence[int]], None] | None) -> None:
-        """Report the samples that this rank's loop records with its samplers to ``took``."""
+        """Call ``took`` with the samples that this rank's loop records with its samplers; None: stop doing so."""
         for sampler in self._samplers:
             sampler.on_record = took
 
@@ -534,7 +534,7 @@ class TorchState(ObjectState):
         self._restored_rng = None  # the step that needed it is done
         deferred, self._deferred = self._deferred, None
         if deferred is not None and self._session is not None and same_marks(deferred, self._open.marks()):
-            self.save()  # no gradient was accumulated since, so the commit meant the end of this window
+            self.save()  # no gradient was accumulated since, so the commit was for the end of this window
 
     def _close(self) -> None:
         self._open.close()
@@ -547,7 +547,7 @@ def _sizes_of(
     """Return the sizes of the global batch and of a virtual worker's batch; None without virtual workers.
 
     Raises:
-        UsageError: one is missing, or another argument contradicts them.
+        UsageError: one of the two is missing, or another argument contradicts them.
     """
     if global_batch is None and micro_batch is None:
         return None
@@ -579,7 +579,7 @@ def _require_kinds(model: object, optimizer: object, sampler: object) -> None:
     """Raise if an argument has the wrong type, since it would be kept as a plain value and not be trained.
 
     Raises:
-        UsageError: names the argument, its type, and the expected type.
+        UsageError: the message names the argument, its type, and the expected type.
     """
     if isinstance(model, torch.optim.Optimizer) and isinstance(optimizer, nn.Module):
         raise UsageError(

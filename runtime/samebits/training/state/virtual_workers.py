@@ -1,9 +1,9 @@
 """Run a fixed number of virtual workers on any number of ranks, with the script's own loop.
 
-Each rank computes the micro-batches of a block of virtual workers, one in each turn of the script's loop. Only the last
-turn takes a step: the earlier turns' gradients are removed and summed, and every other change that they make to the
-state is undone. Data, random numbers, buffers and the order of the sum belong to the virtual workers, so the bits do
-not depend on the world size.
+Each rank computes the micro-batches of a block of virtual workers, one in each iteration of the script's loop, here
+called a turn. Only the last turn takes a step: the earlier turns' gradients are removed and summed, and every other
+change that these turns make to the state is undone. Data, random numbers, buffers and the order of the sum belong to
+the virtual workers, so the bits do not depend on the world size.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class VirtualWorkers:
         """Raise if the job may have more workers than virtual workers.
 
         Raises:
-            UsageError: names both numbers.
+            UsageError: the message names both numbers.
         """
         if workers > self._count:
             raise UsageError(
@@ -198,10 +198,10 @@ class VirtualWorkers:
         self._batches = 0
 
     def require_whole_step(self, event: str) -> None:
-        """Raise if this rank has taken some of the turns of a step.
+        """Raise if this rank has taken only some of its turns of a step.
 
         Raises:
-            UsageError: names the event and the turn.
+            UsageError: the message names the event and the turn.
         """
         if self._turn or self._has_gradient:
             raise UsageError(
@@ -210,7 +210,7 @@ class VirtualWorkers:
             )
 
     def took_batch(self, sampler: object) -> None:
-        """Handle that a loader has yielded a batch of training data.
+        """Handle a batch of training data that a loader has yielded.
 
         Raises:
             UsageError: the batch is not this turn's micro-batch.
@@ -244,7 +244,7 @@ class VirtualWorkers:
             self._begin_computing()
 
     def _begin_computing(self) -> None:
-        """Keep what the turns change before the first one, and require in the later ones that nothing has changed."""
+        """Keep what turns change, before the first one; before later ones, require that it has not changed."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -272,7 +272,7 @@ class VirtualWorkers:
             )
 
     def _values(self) -> dict[str, Any]:
-        """Return the values that a turn may change, and that are undone if it does not take the step."""
+        """Return the values that a turn may change; they are restored if the turn does not take the step."""
         values: dict[str, Any] = {}
         if self._turns == 1:
             return values
@@ -453,7 +453,7 @@ class VirtualWorkers:
         self._has_stepped = True
 
     def stepped_by_scaler(self) -> None:
-        """Handle that a gradient scaler steps the optimizer, or skips the step because of infinite gradients."""
+        """Note that a gradient scaler has stepped the optimizer, or skipped the step because of infinite gradients."""
         self._has_stepped = True
 
     def require_no_metric(self) -> None:
@@ -590,7 +590,7 @@ _running: list[VirtualWorkers] = []
 
 
 def took_batch(sampler: object) -> None:
-    """Handle that a loader of this process has yielded a batch.
+    """Handle a batch that a loader of this process has yielded.
 
     Args:
         sampler: the loader's batch sampler or sampler; None for an iterable dataset.
@@ -606,7 +606,7 @@ def require_collective_allowed() -> None:
     """Raise if a collective would be called in a turn of a step that another rank may not have.
 
     Raises:
-        UsageError: names the line that calls it.
+        UsageError: the message names the line that calls the collective.
     """
     if _running:
         _running[0].require_collective_allowed()

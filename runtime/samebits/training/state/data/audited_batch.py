@@ -1,7 +1,7 @@
 """Keep one micro-batch of a DistributedDataParallel module so that another rank can recompute its local gradient.
 
-A local gradient depends only on the weights, which are equal, and on inputs, buffers, generators and the outputs'
-gradients. A hook on a parameter sees its gradient before DDP reduces it. Nothing here raises into the user's
+A local gradient depends only on the weights, which are equal on all ranks, and on inputs, buffers, generators and the
+outputs' gradients. A hook on a parameter sees its gradient before DDP reduces it. Nothing here raises into the user's
 forward or backward pass: a value that cannot be kept is recorded as a problem.
 """
 
@@ -87,15 +87,15 @@ class _Batch:
 class Computed:
     """A local gradient as one digest per parameter, in the order of :func:`names_of`; 0 means no gradient.
 
-    The last digest is of the outputs if one of their gradients is not finite, else 0. From a loss that is not a number,
-    every gradient would be computed as not a number, whatever the outputs should have been. Otherwise the outputs do
-    not count: their low bits may depend on the alignment of the inputs.
+    The last digest is that of the outputs if one of their gradients is not finite, else 0: if the loss is NaN, every
+    gradient is NaN, whatever the outputs should have been. With finite gradients the outputs do not count, because
+    their low bits may depend on the alignment of the inputs.
     """
 
     digests: tuple[int, ...]
 
     def value(self) -> int:
-        """Return a digest of the whole gradient in 63 bits."""
+        """Return a 63-bit digest of the complete gradient."""
         return xxhash.xxh3_64_intdigest(msgpack.packb(self.digests)) >> 1
 
     def first_other(self, other: Computed) -> int:
@@ -225,7 +225,7 @@ def names_of(module: nn.Module) -> list[str]:
 
 
 def compute_again(module: nn.Module, packed: memoryview) -> tuple[list[int], bool]:
-    """Recompute a batch, as :meth:`AuditedBatch.compute_again`.
+    """Recompute a batch, as :meth:`AuditedBatch.compute_again` does.
 
     Returns:
         The digests of the parameters' gradients, and whether the outputs' gradients are finite.

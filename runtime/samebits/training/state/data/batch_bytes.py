@@ -83,7 +83,7 @@ def copy_of(value: Any) -> Any:
     """Return the tree with a copy of each tensor.
 
     Raises:
-        TypeError: a tensor has a class of its own.
+        TypeError: a tensor belongs to a subclass of torch's.
     """
     if isinstance(value, torch.Tensor):
         if type(value) not in (torch.Tensor, nn.Parameter):

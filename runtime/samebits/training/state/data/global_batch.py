@@ -1,9 +1,9 @@
 """Keep a global batch the same when the world size changes, by redistributing its micro-batches.
 
-The order of a gradient sum belongs to the micro-batches, not to the ranks: it is a binary tree over their numbers, as
-in RFC 6962, section 2.1. Each rank has a contiguous block of micro-batches and sums the subtrees within its block. The
-rest of the tree is summed from these subtrees, in the same way on every rank. At any world size the same numbers are
-added in the same order, which gives equal bits.
+The order of a gradient sum depends on the micro-batches, not on the ranks: it is a binary tree over the micro-batches'
+numbers, as in RFC 6962, section 2.1. Each rank has a contiguous block of micro-batches and sums the subtrees within its
+block. The rest of the tree is summed from these subtrees, in the same way on every rank. At any world size the same
+values are added in the same order, which gives equal bits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TreeNode = tuple[int, int]
 
 
 def split_of(node: TreeNode) -> int:
-    """Return where the tree splits a node: at the largest power of two of micro-batches that leaves a remainder."""
+    """Return where the tree splits a node: after the largest power of two of micro-batches that leaves a remainder."""
     low, high = node
     return low + (1 << (high - low - 1).bit_length() - 1)
 
@@ -187,7 +187,7 @@ class GlobalBatch(Sampler[list[int]]):
         self.sampler = sampler
         self.size = size
         self.micro = micro
-        self._shares: deque[list[int]] = deque()  # samples of the steps that a loader has taken and that are not done
+        self._shares: deque[list[int]] = deque()  # samples of the steps that a loader has fetched and that are not done
         self._parameters = [one for one in parameters if one.requires_grad]
         if not self._parameters:
             raise UsageError("GlobalBatch has no parameter that needs a gradient. Fix: give it model.parameters()")
@@ -220,7 +220,7 @@ class GlobalBatch(Sampler[list[int]]):
                 yield batch[number * self.micro : (number + 1) * self.micro]
 
     def take_share(self) -> list[int]:
-        """Return this rank's samples of the next step, as far as a loader has taken them."""
+        """Return this rank's samples of the next step, as far as a loader has fetched them."""
         return self._shares.popleft() if self._shares else []
 
     def __len__(self) -> int:

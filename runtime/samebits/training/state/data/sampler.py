@@ -227,7 +227,7 @@ class ElasticSampler(Sampler[int]):
         return self.place or (context.get_rank(), context.get_world_size())
 
     def _part_count(self) -> int:
-        """Return the number of parts, which a spare knows too: its script may compute the number of steps with it."""
+        """Return the number of parts. A spare knows it too: its script may compute the number of steps from it."""
         return self.place[1] if self.place is not None else context.get_world_size()
 
     def _go_to(self, consumed: int) -> None:
@@ -275,7 +275,7 @@ class ElasticSampler(Sampler[int]):
 
     @property
     def position(self) -> str:
-        """Seed, epoch and position as text, for comparing and showing."""
+        """Seed, epoch and position as text, for comparison and display."""
         return f"seed {self.seed}, epoch {self.epoch}, {self.consumed} consumed"
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Find changes that a loop makes after its ``commit()``, since a recovery at that commit does not repeat them.
 
-A recovery at a commit calls the training function again, which enters the loop at its next turn. Code after the loop
-is repeated, because the loop's condition is evaluated first. :class:`RestOfTurn` detects when the turn of a commit ends
-and which lines run until then; :func:`change_after_commit` finds changes in the code before they happen.
+A recovery at a commit calls the training function again, which enters the loop at its next iteration. Code after the
+loop is repeated, because the loop's condition is evaluated first. :class:`RestOfTurn` detects when the iteration that
+contains a commit ends and which lines run until then; :func:`change_after_commit` finds changes in the code before they
+happen.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Instruction(NamedTuple):
         offset: the instruction's offset.
         body: the lines of the loop's body.
         loop_ends: the end of the innermost loop around the instruction; -1 if there is none.
-        is_followed: whether more of the loop runs after the instruction in the same turn.
+        is_followed: whether more of the loop runs after the instruction in the same iteration.
     """
 
     code: CodeType
@@ -70,9 +71,9 @@ class Instruction(NamedTuple):
         return cls(frame.f_code, frame.f_lasti, body, ends, _is_followed(instructions, frame.f_lasti, ends))
 
     def is_passed_by(self, frame: FrameType) -> bool:
-        """Return whether a frame of this function is past the instruction in the same turn of its loop.
+        """Return whether a frame of this function is past the instruction in the same iteration of its loop.
 
-        A loop's condition belongs to the next turn: Python puts a copy of the condition at the loop's end.
+        A loop's condition belongs to the next iteration: Python puts a copy of the condition at the loop's end.
         """
         return self.offset < frame.f_lasti <= self.loop_ends and frame.f_lineno in self.body
 
@@ -107,39 +108,39 @@ def _is_followed(instructions: list[dis.Instruction], offset: int, ends: int) ->
 
 
 class TurnWatcher(Protocol):
-    """Compares values while a turn of a loop is followed."""
+    """Compares values while one iteration of a loop is followed."""
 
     def has_changed(self) -> bool:
         """Return whether anything seems to differ from the commit."""
 
     def new_line_comes(self) -> None:
-        """Handle that a line is about to run after the commit for the first time."""
+        """Handle a line that is about to run after the commit for the first time."""
 
     def turn_ends(self, line: str) -> None:
-        """Handle the end of the turn; ``line`` changed something, and is empty if no line did or if it is unknown."""
+        """Handle the end of the iteration; ``line`` made the change, and is "" if there is none or it is unknown."""
 
 
 Lines = set[tuple[CodeType, int]]
-"""Lines of functions, by line number."""
+"""Lines of code, each as the function's code and the line number."""
 
 
 class RestOfTurn:
-    """Follows the lines that a loop runs between a commit and its next turn.
+    """Follows the lines that a loop runs between a commit and its next iteration.
 
-    Values are compared around lines that no earlier turn has run, so that a change is found with its line, and a loop
-    that always runs the same lines pays nothing. A turn that an exception interrupts does not end, since a lost peer
-    may interrupt it between a change and its reversal.
+    Values are compared around lines that no earlier iteration has run, so that a change is found with its line, and a
+    loop that always runs the same lines pays nothing. If an exception interrupts an iteration, its end is not reported,
+    since a lost peer may interrupt it between a change and its reversal.
 
     Python 3.12 and later report only the lines of the frames' functions (``sys.monitoring``). Python 3.11 can only
     trace the thread.
 
     Args:
         commits: the current instruction of each frame, from the commit's frame to the loop's.
-        known: the lines that earlier turns have run; this turn's lines are added when it ends.
-        watcher: notified of new lines and of the turn's end.
+        known: the lines that earlier iterations have run; this iteration's lines are added when it ends.
+        watcher: notified of new lines and of the iteration's end.
 
     Attributes:
-        is_over: True once nothing is followed any more.
+        is_over: True once lines are no longer followed.
     """
 
     def __init__(self, commits: list[tuple[FrameType, Instruction]], known: Lines, watcher: TurnWatcher) -> None:
@@ -158,7 +159,7 @@ class RestOfTurn:
         return sys.gettrace() is None if _MONITORING is None else _monitoring_tool() is not None
 
     def line_comes(self, frame: FrameType) -> None:
-        """Handle that a frame is about to run a line."""
+        """Handle a line that a frame is about to run."""
         if frame is self._frames[-1] and not self._loop.is_passed_by(frame):
             self._end()
             return
@@ -177,7 +178,7 @@ class RestOfTurn:
         self._is_unwinding = True
 
     def returns(self, frame: FrameType) -> None:
-        """Handle that a frame returns, or that an exception leaves it."""
+        """Handle a frame's return, or an exception that leaves the frame."""
         if not self._frames or frame is not self._frames[-1]:
             return
         if self._is_unwinding:
@@ -186,7 +187,7 @@ class RestOfTurn:
             self._end()
 
     def end(self) -> None:
-        """End the turn, unless it has ended, because the training function has returned."""
+        """End the iteration, unless it has ended already, because the training function has returned."""
         if not self.is_over:
             self._end()
 
@@ -207,7 +208,7 @@ class RestOfTurn:
 
 
 class _Tracing:
-    """Traces the frames of one turn, which also requires tracing the calling thread."""
+    """Traces the frames of one iteration, which also requires tracing the calling thread."""
 
     def __init__(self, frames: list[FrameType], turn: RestOfTurn) -> None:
         self._frames, self._turn = frames, turn
@@ -252,7 +253,7 @@ def _monitoring_tool() -> int | None:
 
 
 class _Monitoring:
-    """Requests line and return events for the functions of one turn's frames."""
+    """Requests line and return events for the functions whose frames take part in one iteration."""
 
     def __init__(self, frames: list[FrameType], turn: RestOfTurn) -> None:
         self._frames, self._turn = frames, turn
@@ -323,7 +324,8 @@ def runs_more_after_loops(code: CodeType) -> bool:
 def line_after(commit: Instruction) -> str:
     """Return the committing function's current line, such as ``train.py:12``, if it is after the commit in its loop.
 
-    A recovery at the commit begins with the loop's next turn. Empty if the current code is in that turn, or elsewhere.
+    A recovery at the commit begins with the loop's next iteration. The result is empty if the current code is in that
+    iteration, or elsewhere.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not commit.code:

@@ -111,7 +111,7 @@ def attribute(value: object, name: str) -> Any:
 
 
 def getter_of(owner: object, name: str) -> tuple[types.FunctionType, object] | None:
-    """Return the user's function that computes this attribute, and the object that it gets first; None for others."""
+    """Return the user's function that computes this attribute, with its first argument; None for other attributes."""
     found = next((one.__dict__[name] for one in type_line(owner) if name in one.__dict__), MISSING)
     if type(found) is not property and name in attributes_of(owner):
         return None
@@ -255,7 +255,7 @@ def _tensors_of(module: Any) -> Any:
 
 
 def defaults_of(function: types.FunctionType) -> dict[str, Any]:
-    """Return the parameters' default values, which outlive a call, except numbers and texts."""
+    """Return the parameters' default values, which outlive a call, except numbers, strings, bytes and None."""
     code, given = function.__code__, function.__defaults__ or ()
     names = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
     found = {**dict(zip(names, given, strict=True)), **(function.__kwdefaults__ or {})}
@@ -309,7 +309,7 @@ def plain_function(value: object) -> types.FunctionType | None:
 
 
 def is_method(function: types.FunctionType, name: str, owner: object) -> bool:
-    """Return whether the function is a method of the owner, also if a wrapper of it is stored in the owner itself.
+    """Return whether the function is a method of the owner, even if the owner itself stores a wrapper of it.
 
     A schedule stores such a wrapper of ``optimizer.step``.
     """

@@ -2,8 +2,8 @@
 
 ``elastic.run`` calls the training function again after a loss, so a script recovers exactly only if everything its next
 step depends on is in the state. During the first commits, once after the first epoch's end, and at a few later commits,
-the values that the function keeps elsewhere are fingerprinted. Values that changed are reported with their lines. The
-look calls none of the script's code, draws no random number, copies nothing, and keeps no reference afterwards.
+the values that the function keeps elsewhere are fingerprinted. Values that changed are reported with their lines. A
+look calls none of the script's code, draws no random numbers, copies nothing, and keeps no references afterwards.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ __all__ = [
 ]
 
 MOST_S = 0.05
-"""Limit on the CPU seconds of the calling thread for all looks in a job, besides a share of its time."""
+"""Limit on the calling thread's CPU seconds for all looks in a job, in addition to a share of the job's time."""
 _SHARE = 0.001
 """The share of the time since the first look that later looks may take."""
 _MOST_S_AT_LENGTH = 5.0
 _FIRST, _LAST, _LAST_AT_LENGTH = 2, 4, 12  # numbers of commits
 _LATER = (5, 6, 8, 10, 13, 16, 20, 25, *(2**power * part // 4 for power in range(5, 13) for part in (4, 5, 6, 7)), 8192)
-"""Numbers of commits, for values that begin to change late; the commits that are saved come in addition."""
+"""Numbers of the later commits with a look, for values that begin to change late; saved commits have one, too."""
 _MOST_WATCHED = 200
 _MOST_FRAMES = 64
 NAMED = 5
@@ -101,7 +101,7 @@ class HiddenMessages:
         self._lost: list[str] = []
 
     def add(self, text: str) -> None:
-        """Keep a message in later points, up to a number of them."""
+        """Include a message in later points, up to a limited number of messages."""
         if text not in self.named and len(self.named) < _MOST_MESSAGES:
             self.named.append(text)
 
@@ -162,7 +162,7 @@ _Place = tuple[int, str]
 
 
 class HiddenStateLook:
-    """The looks of one process.
+    """The search of one process for hidden state.
 
     Attributes:
         findings: all findings that were reported.
@@ -202,11 +202,11 @@ class HiddenStateLook:
         self.spent_s = 0.0
 
     def called(self) -> None:
-        """Handle that the training function is about to be called, so its locals will be new."""
+        """Note that the training function is about to be called, so that its locals will be new."""
         self._is_new_call = True
 
     def committed(self, *, is_again: bool = False) -> bool:
-        """Look, if this commit is one to look at; return whether later commits should be looked at.
+        """Look if a look is due at this commit; return whether later commits should be looked at.
 
         Args:
             is_again: whether this is another pass of a step, for which the function was called again and has new
@@ -225,15 +225,15 @@ class HiddenStateLook:
     def saving(self) -> bool:
         """Look before the current commit is saved; return whether later commits should be looked at.
 
-        If all processes die after a change and before the next look, no process is left that has seen it. A recovery
-        then begins at a saved commit, and takes all later steps again.
+        If all processes die after a change and before the next look, no process is left that has seen the change. A
+        recovery then begins at a saved commit, and repeats all later steps.
         """
         if self._commits <= self._last or self._looked_at == self._commits:
             return True
         return self._bounded(self._look)
 
     def _bounded(self, look: Callable[[], bool]) -> bool:
-        """Look, unless all looks have taken too long so far."""
+        """Look, unless the looks so far have taken too long in total."""
         now = time.monotonic()
         self._started = min(self._started, now)
         self._limit_s = self._most_s + _SHARE * (now - self._started)
@@ -428,7 +428,7 @@ def _is_in(value: Any, name: str) -> bool:
 
 
 def _is_local(one: _Watched) -> bool:
-    """Return whether each call of the function has a new value, as of a local variable."""
+    """Return whether each call of the function creates a new value, as for a local variable."""
     owner = one.owner
     return isinstance(owner, types.CodeType) and one.path[0] in (*owner.co_varnames, *owner.co_cellvars)
 

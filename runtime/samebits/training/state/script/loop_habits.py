@@ -105,7 +105,7 @@ class LoopHabits:
         if self._commits == 1:
             last_batch.look(at_it=True)
             self._counted = self._whole_numbers(state)
-        if self._commits == 2:  # a change in the first turn has ended the job by now
+        if self._commits == 2:  # a change in the first iteration has ended the job by now
             self._look_after_commit(state, frame)
         if self._commits == _DATA_AT:
             self._look_at_data(state, frame)
@@ -138,7 +138,7 @@ class LoopHabits:
             self._used.append(weakref.ref(given))
 
     def _look_at_gradients(self, frame: FrameType) -> None:
-        """Warn if a step's gradients are added to the last one's, once two commits can be compared."""
+        """Warn if a step's gradients are added to the previous step's, once two commits can be compared."""
         if self._knows_gradients or (has_left := self._has_left_gradients()) is None:
             return
         self._knows_gradients = True
@@ -236,7 +236,7 @@ class OutsideCounters:
         self._first: dict[str, float] | None = None
 
     def begin(self) -> None:
-        """Compare the numbers each time before the function is called."""
+        """Compare the numbers with the first ones; called before each call of the function."""
         code = getattr(self._function, "__code__", None)
         if code is None:
             return

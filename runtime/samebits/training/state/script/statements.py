@@ -289,7 +289,7 @@ class Statements:
                 self._read(child, step, hidden)
 
     def _read_path(self, path: Path, step: Statement) -> None:
-        """Record a read of the path, and of what the user's property or ``__getattr__`` on the way reads."""
+        """Record a read of the path, and of all that a user's property or ``__getattr__`` along the path reads."""
         step.reads.add(path[:_LONGEST_PATH])
         owner = self.value(path[:1])
         for size in range(1, len(path)):

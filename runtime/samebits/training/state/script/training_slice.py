@@ -2,9 +2,8 @@
 
 This is a backward slice. It begins where the script changes training (``backward()``, ``optimizer.step()``,
 ``state.x = …``, a write to a learning rate or to a parameter) and follows assignments, conditions and calls of the
-user's own functions
-back to the names that are read. Values that only reach a print, a logger or a timer are never part of it. Objects are
-read only through ``fingerprints.attribute``, so none of the script's code is executed.
+user's own functions back to the names that are read. Values that only reach a print, a logger or a timer are never part
+of the slice. Objects are read only through ``fingerprints.attribute``, so none of the script's code is executed.
 """
 
 from __future__ import annotations
