@@ -1,8 +1,9 @@
 """Run one call of a training function under ``elastic.run``, through all its generations.
 
-Each generation waits in the rendezvous, forms the group, loads the restore point and calls the function. When a member
-is lost, this rank leaves its current collective, returns to the last commit and starts over. A survivor's memory holds
-the last commit, so a recovery moves state only to ranks that lack it, and reads disks only if no memory has it.
+For each generation, this process waits in the rendezvous, forms the group, loads the restore point and calls the
+function. When a member is lost, this rank leaves its current collective, returns to the last commit and starts over. A
+survivor's memory holds the last commit, so a recovery sends state only to ranks that lack it, and reads disks only if
+it is in no rank's memory.
 """
 
 from __future__ import annotations
@@ -323,7 +324,7 @@ class ElasticRun:
             self._process.departure.obey()
         self._agent.check()
         if self._agent.stops_here and self._formed is not None:
-            self._agent.observe = _nowhere  # waiting for the others is no hang
+            self._agent.observe = _nowhere  # waiting for the others is not a hang
             self._agent.stop_together()
             self._agent.observe = self._probe_of(self._formed)
 
@@ -390,7 +391,7 @@ class ElasticRun:
         return self._state.sharding(self._process.admitted.world_size)
 
     def _next_place(self) -> RankPosition | None:
-        """Return the place in the open round, else the current place, else the seat's; None in a spare."""
+        """Return the place in the open round, else the current place, else the seat's; None for a spare."""
         offered, present = self._agent.offered_place, self._points.generation
         slot, world_size = self._process.admitted.slot, self._process.admitted.world_size
         if offered is not None:
@@ -399,10 +400,10 @@ class ElasticRun:
             return RankPosition(present.slot, present.rank, present.world_size)
         return (
             None if slot is None or slot >= world_size else RankPosition(slot, slot, world_size)
-        )  # else a round will tell
+        )  # otherwise a round will assign the place
 
     def _begin_to_connect(self, place: RankPosition | None) -> None:
-        """Begin to form the next group for this place."""
+        """Start forming the next group for this place; None: drop the group that is being formed."""
         if place is None:
             self._next_groups.drop()
             return
@@ -447,7 +448,7 @@ class ElasticRun:
         process.publish_place()
         self._begin_to_connect(RankPosition(generation.slot, generation.rank, generation.world_size))
         next_group = self._next_groups.take()
-        if not self._agent.is_addressed:  # the blob it sent on entering was for another place
+        if not self._agent.is_addressed:  # the blob sent on entering was for a different place
             self._agent.publish(generation.generation, next_group.blob())
         before, process.group = process.group, next_group.begins(generation, self._agent)
         if before is not None:  # the group of this process alone, while the next one connects

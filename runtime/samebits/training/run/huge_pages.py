@@ -1,9 +1,9 @@
 """Move this process's own memory into huge pages, so that the kernel frees it faster when the process dies.
 
-The kernel moves pages that are in use together (madvise(2), MADV_COLLAPSE). A killed process is gone only when the
-kernel has freed its memory page by page. For a rank of 340 MB, this takes 22 ms of a core that the survivors need, and
-a peer on another host learns of the death only afterwards. With pages of 2 MiB it takes 5 ms. Contents, addresses and
-the process's memory policy stay as they are.
+The kernel itself collects small pages into a huge one (madvise(2), MADV_COLLAPSE). A killed process is gone only when
+the kernel has freed its memory page by page. For a rank of 340 MB, this takes 22 ms of a core that the survivors need,
+and a peer on another host learns of the death only afterwards. With pages of 2 MiB it takes 5 ms. Contents, addresses
+and the process's memory policy stay as they are.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["gather", "gather_aside"]
 HUGE_BYTES: Final = 2 * 1024 * 1024
 """Size of a huge page in bytes (x86-64, and arm64 with pages of 4 KiB); if pages are larger, nothing is done."""
 FULL: Final = 7 / 8
-"""Share of a huge page that must be in use before the page is moved; the rest is additional memory."""
+"""Share of a huge page that must be in use for the memory to be moved; the rest is additional memory use."""
 REST: Final = 19
-"""Pause after each page, as a multiple of the time it took: one twentieth of a core beside training.
+"""Pause after each page, as a multiple of the time that the page took: moving uses one twentieth of a core.
 
 A page takes 2 ms, during which no other thread of this process gets new memory.
 """
@@ -43,7 +43,7 @@ _HERE_AND_OURS_ALONE = 1 << 63 | 1 << 56  # present and exclusively mapped (Docu
 
 
 def gather_aside() -> None:
-    """Run :func:`gather` in a separate thread that leaves training its core."""
+    """Run :func:`gather` in a separate thread, with pauses that leave the core to training."""
     threading.Thread(target=gather, args=(REST,), name="samebits-huge-pages", daemon=True).start()
 
 
@@ -88,7 +88,7 @@ def _own_memory() -> Iterator[int]:
 
 def _is_full(pages: int, start: int) -> bool:
     entries = os.pread(pages, _PAGES * _ENTRY_BYTES, start // mmap.PAGESIZE * _ENTRY_BYTES)
-    if entries == _NOTHING_HERE:  # most of the memory that is only reserved
+    if entries == _NOTHING_HERE:  # true for most memory that is only reserved
         return False
     wanted = _HERE_AND_OURS_ALONE
     return sum(entry & wanted == wanted for entry in memoryview(entries).cast("Q")) >= _PAGES * FULL

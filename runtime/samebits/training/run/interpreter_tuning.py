@@ -1,4 +1,4 @@
-"""Tune the interpreter during the change of generations, since all ranks wait for the slowest.
+"""Tune the interpreter between two generations, when all ranks wait for the slowest.
 
 Only work that can wait until training runs again is postponed.
 """
@@ -19,7 +19,7 @@ Several of our threads hand work to each other then, and each hand-over may take
 
 
 class InterpreterTuning:
-    """Shortens the switch interval and disables garbage collection; a full collection outlasts a recovery.
+    """Shortens the switch interval and disables garbage collection: a full collection takes longer than a recovery.
 
     The user's settings are restored afterwards; garbage collection stays off if the user disabled it.
     """
@@ -29,7 +29,7 @@ class InterpreterTuning:
         self._collects = False
 
     def begin(self) -> None:
-        """Begin tuning; no effect if it has begun."""
+        """Begin tuning; has no effect if tuning has begun."""
         if self._hand_over_s is None:
             self._hand_over_s, self._collects = sys.getswitchinterval(), gc.isenabled()
             sys.setswitchinterval(HAND_OVER_S)
@@ -46,7 +46,7 @@ class InterpreterTuning:
             gc.disable()
 
     def end(self) -> None:
-        """End tuning; no effect if it has ended."""
+        """End tuning; has no effect if tuning has ended."""
         if self._hand_over_s is not None:
             sys.setswitchinterval(self._hand_over_s)
             self._hand_over_s = None

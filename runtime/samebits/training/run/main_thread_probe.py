@@ -1,4 +1,4 @@
-"""Sample the main thread from outside: its phase, the script's line it is in, and whether it is idle.
+"""Sample the main thread from outside: its phase, its line in the script, and whether it is idle.
 
 Sampling from another thread keeps the training path free of hooks. The control thread reads two counters twice per
 heartbeat, and the thread's frames and CPU time only if neither counter has moved for a while. ``core.watch.hang_judge``
@@ -106,7 +106,7 @@ def expect_pause(seconds: float) -> None:
     """Announce that this rank's next step may take longer than usual, for example for an evaluation.
 
     Args:
-        seconds: time from now during which from now no rank counts as hung; 0 cancels an earlier announcement.
+        seconds: time from now during which no rank counts as hung; 0 cancels an earlier announcement.
 
     Raises:
         ValueError: ``seconds`` is not finite, or is below 0.

@@ -1,6 +1,6 @@
 """Take a few steps a second time from the commit before them, and compare the resulting states.
 
-``HIDDEN_STATE=stop`` and ``samebits run --check`` test in this way what a recovery would do, without losing a process:
+``HIDDEN_STATE=stop`` and ``samebits run --check`` use this to test what a recovery would do, without losing a process:
 the training function is called again in the same generation, as a survivor calls it after a loss. The state after the
 first pass is only compared; the last pass is committed.
 """
@@ -30,7 +30,7 @@ from samebits.training.state.torch_state import TorchState
 __all__ = ["Extent", "RetakenSteps", "TakeStepAgain"]
 
 _FIRST = 5
-"""The first commit whose step is retaken; by then the search at commits 2 to 4 has named what it can."""
+"""The first commit whose step is retaken; by then the search at commits 2 to 4 has named all that it can find."""
 _LAST_OF_A_JOB = 8
 _LAST_IN_A_ROW = 12
 _MIDDLE_FROM, _MIDDLE_TO = 16, 32
@@ -163,7 +163,7 @@ class RetakenSteps:
             self._change(equal=(*self._report.equal, self._state.completed_steps))
 
     def compare_end(self, ranks: Ranks) -> None:
-        """Compare what a check's training function did after its last commit, if no end of an epoch was compared.
+        """Compare what the training function did after its last commit, if a check is not complete by then.
 
         Raises:
             TakeStepAgain: the function must be called once more.
@@ -337,5 +337,5 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _short(name: str) -> str:
-    """Return a point's name as the script spells it, such as ``state.model.0.weight``."""
+    """Return a value's name in a point as the script spells it, such as ``state.model.0.weight``."""
     return name.replace("state.shared.values.", "state.", 1).replace("state.shared.", "state.", 1)

@@ -1,6 +1,6 @@
 """Measure how long this rank's last steps took: data, computing, waiting for others, committing.
 
-Three of the four parts are measured where they happen, and the fourth is the remainder, so measuring costs three
+Three of the four parts are measured where they happen, and the fourth is the remainder, so measuring costs only three
 microseconds per step. ``core.watch.stragglers`` decides which ranks are slow.
 """
 

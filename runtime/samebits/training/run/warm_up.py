@@ -2,7 +2,7 @@
 
 Most of a process's first step is spent on imports and first uses: of torch's compiler package, an optimizer, autograd,
 DistributedDataParallel's reducer, and this package's own code for taking a state apart. A spare has time for them while
-it waits. The state does not change by a bit.
+it waits. Not a bit of the state changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["warm_up"]
 
 
 def warm_up(state: State, device: torch.device, alone: Group | None) -> None:
-    """Use everything that a generation's member uses once; state, weights and random numbers stay as they are.
+    """Use once everything that a generation's member uses; state, weights and random numbers stay as they are.
 
     Args:
         state: the user's state, with its model and optimizers built.

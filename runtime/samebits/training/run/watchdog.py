@@ -69,8 +69,8 @@ def guarded(
         is_over: returns whether everything that ``break_group`` started has ended; until then, for at most
             BREAK_WITHIN_S, no look counts.
         record: called with the reason in another thread, once the group is broken.
-        is_busy: returns whether the main thread's stream of an accelerator has work left; an idle thread is then also
-            stuck if it is in the script's own read.
+        is_busy: returns whether the main thread's stream of an accelerator has work left; an idle thread then counts as
+            stuck even in the script's own read.
         patience_s: returns how many seconds the work queued on the device may take; until then the thread is left
             alone.
     """
@@ -124,7 +124,7 @@ def _give_up(waited_s: float, reason: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The call in which the main thread is.
+    """The call that the main thread is in.
 
     Attributes:
         frame: its innermost frame; while it is referenced, no other frame can be mistaken for it.
