@@ -36,9 +36,7 @@ def folder_of(root: Path, version: Iterable[str]) -> Path:
 
     Args:
         version: everything that compiled code depends on and that its own keys do not contain; the first item appears
-            in the
-        version: everything that compiled code depends on and does not name by itself; the first item appears in the
-            folder's name.
+            in the folder's name.
 
     Raises:
         StoreError: one of the two folders cannot be created, or another user owns it or can write to it.

@@ -1,4 +1,4 @@
-"""This process's place in the job: the package's one global, created by ``samebits.init()``.
+"""This process's place in the job: the package's only global object, created by ``samebits.init()``.
 
 In the scheduler's role, ``init()`` serves and ends the process. In a worker, it waits for a seat, installs a process
 group of one, and hooks into the process's exit. The reason for any exit is reported to the scheduler. SameBits' own
@@ -84,7 +84,8 @@ If the program is at fault, the other ranks reach the same error and report it t
 be interrupted one step earlier and wait for a process that fails again.
 """
 SETTLE_S = 1.0
-"""Maximum wait of a fork for running collectives, since one may wait for a peer that waits for this process."""
+"""Maximum wait of a fork for running collectives, since a collective may wait for a peer that waits for this process.
+"""
 DEVICES_FILE = "devices.lock"
 """The file in LOG_DIR that reserves accelerators (:func:`samebits.training.group.device.claim`)."""
 VERDICT_S = 2.0  # how long a failed collective waits until the scheduler names the lost member
@@ -106,8 +107,8 @@ class Worker:
     copy_listener: CopyListener | None = None  # receives other ranks' points for its writer
     begins: dict[str, Callable[[GenerationStarted], object]] = field(default_factory=dict)
     """Callbacks by name, called when a generation's state is restored and training is about to begin."""
-    has_trained: bool = False  # elastic.run was entered
-    is_over: bool = False  # training has finished, and this process has the final state
+    has_trained: bool = False  # whether elastic.run was entered
+    is_over: bool = False  # whether training has finished and this process has the final state
     ending: _Ending = field(default_factory=lambda: _Ending())
     departure: Departure = field(default_factory=Departure)
     device_view: DeviceView = field(init=False)
@@ -176,7 +177,7 @@ class Worker:
 
     @contextlib.contextmanager
     def stands_in(self) -> Iterator[None]:
-        """Set a spare's rank variables inside the block to a number that is no rank, for libraries that need one."""
+        """Set a spare's RANK inside the block to a number that no rank has, for libraries that need one."""
         self._publish_seat()
         try:
             yield
@@ -209,7 +210,7 @@ class Worker:
             self.agent.watch_device(watched)
 
     def take_next_group(self, place: RankPosition) -> NextGroup:
-        """Return the group for this place, beginning it now if that has not happened."""
+        """Return the group for this place, and begin it now unless it has begun already."""
         next_group, self.next_group = self.next_group, None
         if next_group is not None and next_group.place == place:
             return next_group
@@ -272,7 +273,8 @@ def init() -> None:
 def _refuse_in_a_child() -> None:
     """Raise in a child of a worker, which would take that worker's seat with its inherited environment.
 
-    With spawn and forkserver, the default of Python 3.14, every child imports the script again and runs its top level.
+    With spawn, and with forkserver, the default since Python 3.14, every child imports the script again and runs its
+    top-level code.
     """
     parent = multiprocessing.parent_process()
     parents = {os.getppid()} if parent is None or parent.pid is None else {os.getppid(), parent.pid}
@@ -321,7 +323,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     if host_sensor.may_refuse(settings):
         host_sensor.require(settings, _view(settings, reserved or preferred).watched())
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
-    _import_what_optimizers_need()  # if not done yet: better here than in the first optimizer
+    _import_what_optimizers_need()  # if it has not run yet: better here than in the first optimizer
     chosen = reserved or device.choose_device(kind, _index(admitted.slot, agent.node))
     device.use(chosen)
     _say_seated(agent, admitted)
@@ -361,7 +363,7 @@ def _view(settings: Settings, chosen: torch.device, note: Callable[[int], None] 
 
 
 def _reserve(settings: Settings, preferred: torch.device) -> torch.device | None:
-    """Reserve a device for this process before it takes a seat, so that a process without one is no member."""
+    """Reserve a device before this process takes a seat, so that no process without a device becomes a member."""
     if preferred.type == "cpu":
         return None
     backend = device.backend_of(preferred, settings.collective_backend)
@@ -475,7 +477,7 @@ def is_spare() -> bool:
 
 
 def _index(slot: int | None, node: str) -> int:
-    """Return the index of a process on its host, assuming a single host; a device's index is this modulo their number.
+    """Return a process's index on its host, assuming a single host. A device's index is this modulo the device count.
 
     A spare's index is its node's number. A replacement's index is that of the first node of its line.
     """
@@ -503,7 +505,6 @@ class _Ending:
     An end with status 0 counts as intended. After a ``raise SystemExit`` the status is unknown. It then counts as 0 if
     training has finished, or with ``ENABLE_RECOVERY=0``, where a script may train in its own way. Otherwise the worker
     counts as failed.
-    otherwise the worker has failed.
 
     Attributes:
         agent: reports the end; None until a seat is requested.

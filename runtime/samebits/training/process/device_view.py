@@ -1,7 +1,7 @@
 """Read this process's device memory in the training thread, for the thread that checks the device's health.
 
-Only the training thread calls the driver, rarely and at commits, and leaves the figures for the other thread. A driver
-that hangs then stops only the thread that it would stop anyway. The figures are also written to LOG_DIR, for the
+Only the training thread calls the driver, rarely and at commits, and leaves the figures for the other thread. So a
+driver that hangs stops only the thread that it would stop anyway. The figures are also written to LOG_DIR, for the
 process that replaces this one, because the driver frees a killed process's memory late.
 """
 
@@ -72,7 +72,7 @@ def wait_for_memory(path: Path, job: str, host: str, device: torch.device, withi
 
 
 class DeviceView:
-    """The view of one process's device.
+    """The memory figures of one process's device.
 
     Args:
         device: the device.
@@ -98,7 +98,7 @@ class DeviceView:
 
     @staticmethod
     def noting(path: Path, job: str, host: str, device: torch.device) -> Callable[[int], None]:
-        """Return a function that writes the note for :func:`wait_for_memory`; it warns if it cannot."""
+        """Return a function that writes the note for :func:`wait_for_memory`, or warns if it cannot be written."""
 
         def note(held_bytes: int) -> None:
             try:
@@ -134,7 +134,7 @@ class DeviceView:
             self._note(held)
 
     def _uuid(self) -> str:
-        """Return NVIDIA's UUID of the device; None for MIG slices, whose UUIDs nvidia-smi is not queried for."""
+        """Return NVIDIA's UUID of the device as nvidia-smi prints it; "" if torch does not report one."""
         if self._device.type != "cuda":
             return ""
         found = getattr(torch.cuda.get_device_properties(self._device), "uuid", None)

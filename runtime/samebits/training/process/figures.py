@@ -1,8 +1,7 @@
 """``samebits.report(queue=…)``: numbers measured by a script, used for autoscaling.
 
-The newest number under each name is kept here and sent with the next heartbeat, so reporting costs a step nothing at
-any
-rate.
+The newest number under each name is kept here and sent with the next heartbeat, so even frequent reports cost a step
+nothing.
 """
 
 from __future__ import annotations

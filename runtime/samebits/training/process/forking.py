@@ -1,17 +1,15 @@
 """Make forks safe, such as those of a DataLoader's workers, and end forked children with this process.
 
-A forked child has one thread but the locks of all. A lock that another thread held at the fork stays held in the child
-forever, so the child may block before its first line runs. Code in the child, such as a check for its parent,
+A forked child has one thread but the locks of all threads. A lock that another thread held at the fork stays held in
+the child forever, so the child may block before its first line runs. Code in the child, such as a check for its parent,
 cannot help then.
 
 - glibc reinitializes most of its own locks in a child, but not the lock of atexit(3) (``__exit_funcs_lock``, glibc
-2.36). torch
-    takes that lock whenever an operator is used for the first time, so gloo's threads take it in their first
-    collectives. A DataLoader's worker takes it in its first call (``torch.set_num_threads``). So a fork waits until no
-    collective is
-  running.
+  2.36). torch takes that lock whenever an operator is used for the first time, so gloo's threads take it in their first
+  collectives. A DataLoader's worker takes it in its first call (``torch.set_num_threads``). So a fork waits until no
+  collective is running.
 - The kernel ends a multiprocessing child that should end with its parent (``daemon``, prctl(2), ``PR_SET_PDEATHSIG``)
-  if the parent cannot: because it was killed, or the child no longer responds.
+  if the parent cannot do so because it was killed or the child no longer responds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The information that each member of a generation sends to all others when they meet, besides its addresses."""
+"""The information that each member of a generation sends to all others when they meet, in addition to addresses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MemberInfo(Value, frozen=True, tag=1):
     node: NodeId = ""
 
     def pack(self) -> bytes:
-        """Encode the information for the meeting."""
+        """Encode the information for the members' meeting."""
         return _SCHEMA.pack(self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Begin to form the next generation's group before this rank knows its place in it.
+"""Start forming the next generation's group before this rank knows its place in the generation.
 
 In a world of fixed size, a rank is its slot, and a node with a numeric id has that slot, as does its replacement. So
 the costly half of forming a group (its thread, its listening socket, its address blob) is done while the process waits
@@ -77,7 +77,7 @@ class NextGroup:
         return self._blob.result()
 
     def begins(self, generation: GenerationStarted, agent: Agent) -> Group:
-        """Bind the group to a generation whose address map ``agent`` has or will have; return the group for forming."""
+        """Bind the group to a generation whose address map ``agent`` has or will get; return the group to be formed."""
         self._agent = agent
         if self.group.breaker.release(self._generation):
             self.group.breaker.name = f"generation {generation.generation}"
@@ -99,8 +99,8 @@ class NextGroup:
 class NextGroups:
     """The groups that were begun during one wait for a generation, one for each place that was offered.
 
-    A place may be offered, replaced by another, and offered again. The other ranks may then have got the address that
-    was sent when the place was first offered, so the group with this address is kept until the generation begins.
+    A place may be offered, replaced by a different one, and offered again. The other ranks may then have the address
+    that was sent when the place was first offered, so the group with this address is kept until the generation begins.
 
     Args:
         begin: begins the group for a place.
@@ -121,7 +121,7 @@ class NextGroups:
         self.present = self._begun[place]
 
     def take(self) -> NextGroup:
-        """Return the present group, and drop the others."""
+        """Return the group for the place that was offered last, and drop the others."""
         taken = self.present
         assert taken is not None, "a generation's member has a place"
         del self._begun[taken.place]

@@ -1,9 +1,9 @@
-"""Compare the nodes before the first generation by the time of equal work and by sums that pairs compute.
+"""Compare the nodes before the first generation: the time they take for equal work, and sums that pairs compute.
 
 The nodes exchange figures over the scheduler's keys; ``core.watch.node_check`` decides which nodes are bad. The nodes
-with the lowest slots read all figures, each derives which nodes to pair next, and the first to write its plan decides
-for all. So no single node is needed, and all act alike. Each wait is bounded, and each node deletes the keys it wrote.
-A node that still waits for a deleted key finds the verdict, which stays.
+with the lowest slots read all figures. Each of them derives which nodes to pair next, and the first to write its plan
+decides for all. So no single node is indispensable, and all nodes follow the same plan. Each wait is bounded, and each
+node deletes the keys it wrote. A node that still waits for a deleted key finds the verdict, which is kept.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ __all__ = ["compare"]
 
 
 READERS = 3
-"""Number of nodes that read all figures; one suffices, and any may be lost."""
+"""Number of nodes that read all figures. One would suffice, but any of them may be lost."""
 WAIT_S = 60.0
 """Seconds to wait for a node's figures; a node without figures by then takes no part."""
 PAIR_S = 20.0
 LOOK_S, MOST_LOOK_S = 1.0, 8.0
-"""First and longest interval at which a node that waits for a key checks for the verdict, as the key may be deleted."""
+"""First and longest interval at which a node that waits for a key, which may be deleted, checks for the verdict."""
 NUMBERS = 1 << 20
 """Count of numbers that a pair adds up, in float32; they are integers, so their sum is exact."""
 SUMS = 8
 MOST_NODES = 4096
 _ANY = -1
-"""In place of a term: any scheduler may answer."""
+"""Used in place of a term: any scheduler may answer."""
 _FIX = "Fix: start this node on another host, or without PREFLIGHT=1"
 _Value = TypeVar("_Value")
 
@@ -69,7 +69,7 @@ def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.
     """Compare this node with the others before the job's first generation, and give up its seat if it is bad.
 
     Raises:
-        PreflightError: this node is slow or wrong, or is part of a pair of which either node may be wrong.
+        PreflightError: this node is slow or computes wrong results, or is in a pair of which either node may do so.
     """
     slot = _slot_of(admitted, agent.node)
     if slot is None or admitted.world_size < 2:
@@ -120,7 +120,7 @@ class _Check:
         return self._plan("last", answer) if answer.outcome is KeyOutcome.DONE else None
 
     def run(self, figures: NodeTimings) -> NodeCheckPlan:
-        """Take part until there is a verdict; delete all other keys."""
+        """Take part until there is a verdict, and return it; delete this node's other keys."""
         self._term = self._call("last", KeyOp.GET).term
         try:
             return self._run(figures)
@@ -159,7 +159,7 @@ class _Check:
         raise KeyValueError(f"{MOST_PLANS} rounds led to no verdict")
 
     def _end(self, plan: NodeCheckPlan) -> NodeCheckPlan:
-        """Write this as the verdict unless there is one; return the verdict."""
+        """Write this plan as the verdict unless there is one already; return the verdict."""
         if self.put("last", plan, KeyOp.COMPARE_AND_SET) is KeyOutcome.DONE and plan.said:
             self._agent.report_anomaly(0, f"pre-flight: {'; '.join(plan.said)}")
         return self.verdict() or plan
@@ -201,7 +201,7 @@ class _Check:
     # ---- the keys
 
     def put(self, name: str, value: NodeCheckPlan | NodeReport | bytes, op: KeyOp = KeyOp.PUT) -> KeyOutcome:
-        """Write a value; with COMPARE_AND_SET only if no other node has written one."""
+        """Write a value; with COMPARE_AND_SET, only if no other node has written one."""
         if name != "last":
             self._written.add(name)
         return self._call(name, op, _packed(value), is_durable=name == "last").outcome
@@ -250,7 +250,7 @@ class _DecidedError(Exception):
 
 
 class _SchedulerLostError(Exception):
-    """Raised when a different scheduler answers than at the beginning."""
+    """Raised when a scheduler other than the one at the beginning answers."""
 
 
 class _Meeting:

@@ -1,8 +1,8 @@
 """Describe everything about a process that changes the bits of its results, as text that processes can compare.
 
-Another number of threads, instruction set, kind of accelerator or precision switch gives other bits in the same step,
-without an error. So each of these is listed with its value, and ``core.rounds.rendezvous`` compares the lists. Only the
-number of threads is set here, if the user has not chosen one.
+A different number of threads, instruction set, type of accelerator or precision switch changes the bits of the same
+step, without an error. So each of these is listed with its value, and ``core.rounds.rendezvous`` compares the lists.
+Only the number of threads is set here, if the user has not chosen one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def settle_threads(workers: int, *, at_any_size: bool = False) -> bool:
 
     Args:
         workers: the number of workers with which the job starts.
-        at_any_size: whether the bits must be those of a job with several workers even if this one has one.
+        at_any_size: whether the bits must be those of a job with several workers even if this job has only one.
     """
     cores = os.sched_getaffinity(0)
     if (

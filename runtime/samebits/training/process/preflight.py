@@ -1,7 +1,7 @@
 """Check this process's device, memory and disk before it registers.
 
-All results are exact in any order of summation (small integers in float32), so no other machine is needed for
-comparison. Matrix products are verified with Freivalds' check: (A @ B) @ v equals A @ (B @ v).
+All results are exact in any order of summation (small integers in float32), so they need not be compared with those of
+another machine. Matrix products are verified with Freivalds' check: (A @ B) @ v equals A @ (B @ v).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def of_host(settings: Settings) -> Iterator[CheckResult]:
 
 
 def looks(devices: Sequence[torch.device], folder: Path | str) -> Iterator[CheckResult]:
-    """Check devices, their memory, the vendor tool's report, and the folder's disk; takes one or two seconds each."""
+    """Check devices, their memory, the vendor tool's report, and the folder's disk; each takes one or two seconds."""
     for device in devices:
         yield products(device)
         yield memory(device)

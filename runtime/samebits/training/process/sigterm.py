@@ -1,7 +1,7 @@
 """Handle SIGTERM in a worker: finish the step, leave the job on purpose, and exit with status 143.
 
-Inside a generation the other ranks need this worker's step, so the signal is only recorded and acted on at the next
-commit. While the worker merely waits, it leaves at once. Outside ``elastic.run`` the previous handler runs.
+Inside a generation the other ranks need this worker's step, so the signal is only recorded, and the worker leaves at
+the next commit. While the worker merely waits, it leaves at once. Outside ``elastic.run`` the previous handler runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SigtermStage(enum.Enum):
 
 
 class Departure:
-    """Record whether this process was asked to leave, and make it leave.
+    """Records whether this process was asked to leave, and makes it leave.
 
     A handler that the script set before ``samebits.init()`` is called too: when the process leaves, or, outside
     ``elastic.run``, in place of this handler. A handler that is set later replaces this one.
@@ -59,8 +59,8 @@ class Departure:
     def let_go_in_child(self) -> None:
         """Restore the previous SIGTERM handling in a forked child.
 
-        Python runs its handlers only between bytecodes, so a handler left in place would keep a child alive that hangs
-        in a library.
+        Python runs its handlers only between bytecodes, so if this handler stayed in place, SIGTERM would not end a
+        child that hangs in a library.
         """
         if signal.getsignal(signal.SIGTERM) == self._take:
             before: Any = self._before
@@ -68,7 +68,7 @@ class Departure:
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
-        """Mark a wait without a step to finish."""
+        """Mark the block as a wait, during which there is no step to finish."""
         self.stage = SigtermStage.WAITING
         self.obey()
         try:
@@ -77,7 +77,7 @@ class Departure:
             self.stage = SigtermStage.TRAINING
 
     def obey(self) -> None:
-        """Leave if asked to; call this where no other rank waits for this one."""
+        """Leave if the process was asked to; call this where no other rank waits for this one."""
         if self._was_asked:
             self._leave()
 

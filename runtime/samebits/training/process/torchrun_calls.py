@@ -1,8 +1,8 @@
 """Replace four functions of ``torch.distributed`` for scripts that were written for torchrun.
 
-The functions make and destroy the default group, and return rank and world size. With recovery on, the runtime owns the
-group, so creating or destroying it has no effect. Until the first generation the group has one member; a script that
-asks for its rank then gets its seat's rank.
+The functions create and destroy the default group, and return rank and world size. With recovery on, the runtime owns
+the group, so creating or destroying it has no effect. Until the first generation the group has one member, and a script
+that asks for its rank gets its seat's rank.
 """
 
 from __future__ import annotations

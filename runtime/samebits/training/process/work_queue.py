@@ -69,7 +69,7 @@ class WorkQueue:
             )
         self._key = f"work/{name}"
         self._items: dict[bytes, list[Any]] = {}  # items of the most recently used puts
-        self._version = 0  # the state's version when last read; it only rises
+        self._version = 0  # the state's version when last read; it only increases
         process = context.current(f"samebits.WorkQueue({name!r})")
         process.begins[self._key] = self._begin
         if process.generation is not None:
@@ -125,7 +125,7 @@ class WorkQueue:
 
         Call it between two commits, in the function that ``elastic.run`` calls. Other ranks may still get items when
         this rank gets none: to stop all ranks together, let them agree, for example with an ``all_reduce`` of the
-        number of items that each got.
+        number of items that each rank got.
 
         Raises:
             UsageError: called outside ``elastic.run``, or ``count`` is below 1.
@@ -168,7 +168,7 @@ class WorkQueue:
     # ---- the state
 
     def _begin(self, generation: GenerationStarted) -> None:
-        """Put items that the last generation lost back into the queue, at the beginning of every generation."""
+        """At the beginning of a generation, put the items that the last generation lost back into the queue."""
 
         def settled(state: WorkState) -> tuple[WorkState, None]:
             return queue_state.settle(state, generation.generation, _restore(generation)), None
