@@ -97,7 +97,7 @@ def allreduce_(
     compression: type[NoneCompressor] = Compression.none,
     op: ReduceOp | None = None,
 ) -> torch.Tensor:
-    """Reduce as :func:`allreduce`, in place. An average of integers is rounded towards zero."""
+    """Reduce in place, as :func:`allreduce` does. An average of integers is rounded towards zero."""
     del name
     if op is None:
         op = Sum if average is False else Average
@@ -129,7 +129,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """Return the root's tensor as a new one.
+    """Return the root's tensor as a new tensor.
 
     Raises:
         UsageError: as for :func:`allreduce`.
@@ -139,7 +139,7 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> 
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """Broadcast as :func:`broadcast`, in place."""
+    """Broadcast in place, as :func:`broadcast` does."""
     del name
     with torch.no_grad():
         sent = tensor.contiguous()
@@ -150,7 +150,10 @@ def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) ->
 
 
 def _refuse_gradient(call: str, function: str, tensor: torch.Tensor) -> None:
-    """Refuse gradients in calls that are autograd functions in Horovod; in-place calls are not."""
+    """Refuse a tensor that requires a gradient, in a call that is an autograd function in Horovod.
+
+    Horovod's in-place calls are not.
+    """
     if tensor.requires_grad and torch.is_grad_enabled():
         raise UsageError(
             f"hvd.{call} gives no gradient, and this tensor requires one. Fix: call it on tensor.detach() or under "

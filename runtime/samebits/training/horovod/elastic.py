@@ -1,7 +1,7 @@
 """``hvd.elastic``: Horovod's elastic names for SameBits' classes.
 
-``TorchState`` has another default: random numbers are derived for every step. A script written for Horovod expects to
-continue from its peers' memory when a worker and its generators are lost.
+``TorchState`` has a different default: random numbers are derived for every step. A script written for Horovod expects
+to continue from its peers' memory when a worker and its generators are lost.
 """
 
 from __future__ import annotations

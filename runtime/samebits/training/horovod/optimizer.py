@@ -74,7 +74,7 @@ class _Averages:
         self._flat.change(self._gradients(), lambda flat: allreduce_(flat, compression=self._compression, op=self._op))
 
     def _gradients(self) -> list[torch.Tensor]:
-        """Return all gradients, the same ones on every rank; missing ones are zero."""
+        """Return all gradients, of the same parameters on every rank; missing gradients are set to zero."""
         gradients: list[torch.Tensor] = []
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
@@ -106,7 +106,7 @@ def DistributedOptimizer(
 
     Args:
         optimizer: an optimizer of any class; its steps take no closure.
-        optimizer: an optimizer of any class; its steps take no closure.
+        named_parameters: checked for duplicate names, otherwise ignored.
         compression: ``Compression.fp16`` sends gradients in 16 bits.
         backward_passes_per_step: has no effect: gradients are averaged when ``step()`` is called, after any number of
             backward passes.

@@ -26,7 +26,7 @@ def init() -> None:
 
 
 def shutdown() -> None:
-    """Do nothing: a worker gives up its seat when its process exits, and its exit status says whether on purpose."""
+    """Do nothing: a worker gives up its seat when its process exits; the exit status shows whether it was intended."""
 
 
 def is_initialized() -> bool:
@@ -39,7 +39,7 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """Return this process's rank; before ``elastic.run``, the one its seat will have."""
+    """Return this process's rank; before ``elastic.run``, the rank that its seat will have."""
     return context.get_rank()
 
 
@@ -54,7 +54,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Return the number of workers on this host; before ``elastic.run``, the number if one host had all workers."""
+    """Return the number of workers on this host; before ``elastic.run``, of all workers, as if they shared one host."""
     generation = context.current("hvd.local_size()").generation
     return size() if generation is None else generation.local_world_size
 
@@ -65,6 +65,6 @@ def has_group() -> bool:
 
 
 def root(rank: int) -> int:
-    """Return the rank that a root means; in a state's ``sync``, 0 is the rank with the newest commit, as in Horovod."""
+    """Return the rank to use as root; in a state's ``sync``, 0 means the rank with the newest commit, as in Horovod."""
     source = source_of_sync()
     return rank if source is None or rank != 0 else source
