@@ -1,5 +1,5 @@
-"""Integrations of other training frameworks, one module each, which imports only its own framework.
+"""Integrations for other training frameworks; each module imports only its own framework.
 
-The framework's calls stay as they are. Its wrappers are unwrapped where needed, and its counters and loaders follow the
+Scripts keep the framework's calls. Its wrappers are unwrapped where needed, and its counters and loaders follow the
 state.
 """

@@ -39,7 +39,7 @@ class Accelerator(accelerate.Accelerator):
     in the middle of an epoch. All other loaders are Accelerate's own.
 
     Raises:
-        UsageError: ``samebits.init()`` was not called, or Accelerate is configured for something unsupported.
+        UsageError: ``samebits.init()`` was not called, or Accelerate is configured in an unsupported way.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -49,7 +49,7 @@ class Accelerator(accelerate.Accelerator):
         self.require_carried()
 
     def require_carried(self) -> None:
-        """Raise UsageError if Accelerate is configured for something unsupported."""
+        """Raise UsageError if Accelerate is configured in an unsupported way."""
         if self.distributed_type not in _CARRIED:
             raise UsageError(
                 f"Accelerator(): distributed_type is {self.distributed_type.value}; expected one of "
@@ -162,7 +162,7 @@ def place_found() -> Iterator[None]:
 
 
 class TrainingLoader(DataLoaderShard):
-    """A loader over an :class:`ElasticSampler` that keeps what Accelerate records of the loader being iterated.
+    """A loader over an :class:`ElasticSampler` that maintains what Accelerate records about the loader in use.
 
     Args:
         loader: the script's own; its sampler is replaced unless it is an ElasticSampler.

@@ -29,7 +29,7 @@ class FollowingState(TorchState):
         self._follow = follow
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
-        """Bind as :meth:`TorchState.bind`, and notify the framework."""
+        """Bind as :meth:`TorchState.bind` does, and notify the framework."""
         super().bind(session, rank)
         if session is not None:
             self._follow()

@@ -116,7 +116,7 @@ class SameBitsStrategy(DDPStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """How Lightning splits the samples of other loaders; a spare's rank is corrected later."""
+        """The arguments with which Lightning splits the samples of other loaders; a spare's rank is corrected later."""
         return {"num_replicas": self.world_size, "rank": self.global_rank % self.world_size}
 
     def _configure_launcher(self) -> None:

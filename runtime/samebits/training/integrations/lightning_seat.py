@@ -1,4 +1,4 @@
-"""Tell Lightning this process's place: the generation's, or before the first generation the seat's."""
+"""Report this process's place to Lightning: the generation's, or the seat's before the first generation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Seat(ClusterEnvironment):
 
 
 def seat() -> ClusterEnvironment:
-    """Return the environment for a strategy."""
+    """Return the cluster environment for a strategy."""
     return _Seat()
 
 

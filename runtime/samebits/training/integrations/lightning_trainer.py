@@ -1,4 +1,4 @@
-"""Lightning's ``Trainer``, whose fit continues from the last commit after a loss.
+"""Lightning's ``Trainer``, whose ``fit()`` continues from the last commit after a loss.
 
 A commit happens right before the next batch is fetched. So everything that follows from a step (an evaluation, early
 stopping, the end of an epoch) belongs to that step, and is repeated with it after a loss. Places and wrappers are those
@@ -174,7 +174,7 @@ class TrainerStrategy(DDPStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """How Lightning splits the samples of other loaders; a spare's rank is corrected later."""
+        """The arguments with which Lightning splits the samples of other loaders; a spare's rank is corrected later."""
         return {"num_replicas": self.world_size, "rank": self.global_rank % self.world_size}
 
     def _configure_launcher(self) -> None:
@@ -215,7 +215,7 @@ class _Epochs(_FitLoop):
 
     def on_advance_start(self) -> None:
         super().on_advance_start()
-        if self.has_begun:  # Lightning has counted this begin but called no hooks
+        if self.has_begun:  # Lightning has counted this start but called no hooks
             self.has_begun = False
             call._call_callback_hooks(self.trainer, "on_train_epoch_start")
             call._call_lightning_module_hook(self.trainer, "on_train_epoch_start")
@@ -263,7 +263,7 @@ class _Batches(_TrainingEpochLoop):
 
 
 class _EpochLoader:
-    """Trainer's view of a loader over an :class:`ElasticSampler`; its length is that of a whole epoch."""
+    """Trainer's view of a loader over an :class:`ElasticSampler`; its length is that of a complete epoch."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.elastic_sampler, parts = elastic_parts(loader)

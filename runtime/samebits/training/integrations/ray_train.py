@@ -59,7 +59,7 @@ class Session:
         self._generators: dict[str, Any] | None = None
 
     def begin(self) -> None:
-        """Note the generators as they were at the last report, before the function's beginning draws from them."""
+        """Keep the generators' states of the last report, before the start of the function draws from them."""
         self._generators = rng.capture() if self._state.reports else None
 
     def continue_generators(self) -> None:
@@ -104,7 +104,7 @@ class Session:
 
 
 def shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics that the progress line and the page can show: numbers, as many as ``State.report`` takes."""
+    """Return the metrics that the progress line and the page can show: numbers, as many as ``State.report`` accepts."""
     reserved = ("self", "total_steps")  # parameters of State.report
     numbers = {
         name: value
@@ -133,7 +133,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def replace(partial: Path, target: Path) -> None:
-    """Give a complete checkpoint its name; one from an abandoned report of the same number is removed."""
+    """Give a complete checkpoint its name, replacing one that an abandoned report of the same number left."""
     with durable.disk_errors(target, "storing the reported checkpoint"):
         if target.exists():
             shutil.rmtree(target)
@@ -179,7 +179,7 @@ def divided(loader: DataLoader[Any], rank: int, world_size: int, device: torch.d
     """Return a loader with this rank's samples, whose batches are on the device.
 
     Raises:
-        UsageError: the loader has a sampler of its own.
+        UsageError: the loader has a sampler of its own, or no batch size.
     """
     if loader.batch_size is None or type(loader.sampler) not in (RandomSampler, SequentialSampler):
         raise UsageError(
@@ -258,7 +258,7 @@ def _import_script(path: str) -> None:
 
 
 def run(plan: Mapping[str, Any], folder: Path, report_name: str) -> None:
-    """Take this process's seat, and train the function that the plan names until it returns."""
+    """Take this process's seat, and run the training function that the plan names until it returns."""
     global _session
     context.init()
     function = imported(plan["module"], plan["function"], plan["path"])

@@ -77,7 +77,7 @@ class SchedulerKeeper(Protocol):
         """Whether a scheduler of the job may be started on this machine."""
 
     def link(self, job: str, *, is_up: bool) -> None:
-        """Learn whether the job's scheduler can be reached."""
+        """Note whether the job's scheduler can be reached."""
 
     def stop_job(self, by: str) -> bool:
         """End the job for all of its processes; return whether the scheduler received the request."""
@@ -96,7 +96,7 @@ class SchedulerKeeper(Protocol):
 
 
 class _EndsTorchrun(SystemExit):
-    """An error class of torch's that ends torchrun without a traceback and with this package's exit code."""
+    """A base for torch's error classes that ends torchrun without a traceback and with this package's exit code."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -147,7 +147,7 @@ def create(
 
     Args:
         parameters: the parameters of torchrun's command line.
-        keep_scheduler: starts a scheduler with this environment if it may, and the endpoint is on this machine.
+        keep_scheduler: starts a scheduler with this environment if it may and if the endpoint is on this machine.
 
     Raises:
         RendezvousError: an option or a variable is invalid, or the endpoint cannot be listened on.
@@ -310,7 +310,7 @@ class SamebitsRendezvous(RendezvousHandler):
             self._scheduler.link(self._job, is_up=is_up)
 
     def _interrupted(self, _reason: str) -> None:
-        # Asking acknowledges the end: torch's agent checks at its next poll, however long that takes.
+        # The call acknowledges the end, since torch's agent checks only at its next poll, however long that takes.
         if self._agent.verdict(0.0) is not None:
             self._scheduler.let_go()
 

@@ -1,7 +1,7 @@
 """A training loader whose position is the state's, for any framework that iterates it.
 
 The loader itself records every batch with the sampler, before the step that uses it, and begins the next epoch after
-the last batch. So the training loop needs no line for the data.
+the last batch. So the training loop needs no code for the data position.
 """
 
 from __future__ import annotations

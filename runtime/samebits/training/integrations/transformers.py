@@ -1,8 +1,8 @@
 """Transformers' ``Trainer``, whose training continues from the last commit after a loss.
 
 After every loss, the Trainer's own epoch loop runs as if it had resumed from a checkpoint at the committed step, but
-nothing is read and no batch is skipped: model, optimizer and sampler are already there. Loaders, places and wrappers
-are those of the Accelerate integration.
+nothing is read and no batch is skipped: model, optimizer and sampler are already at that step. Loaders, places and
+wrappers are those of the Accelerate integration.
 
 This relies on private parts of Trainer: ``_inner_training_loop``, the four methods it consists of, and the use of
 the module's ``skip_first_batches`` in ``_run_epoch`` to skip batches after a checkpoint.
