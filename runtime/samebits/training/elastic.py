@@ -192,7 +192,7 @@ def _retaken_steps(
         return has_room_for(_COPIES * bytes_in(contents) * ranks_here)
 
     def tell(report: RetakenReport) -> None:
-        if context.get_rank() == 0 or report.failure:  # rank 0 may be ended before it fails itself
+        if context.get_rank() == 0 or report.failure:  # rank 0 may be terminated before it fails itself
             write_report(settings.log_dir, report)
 
     code = getattr(inspect.unwrap(function), "__code__", None)

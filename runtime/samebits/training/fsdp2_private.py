@@ -43,7 +43,7 @@ def has_reduce_scatter_group(info: Any) -> bool:
 
 
 def tensor_parallel_spec(param: Any) -> Any:
-    """Return the ``DTensorSpec`` that a parameter had before ``fully_shard``; None if it was no DTensor.
+    """Return the ``DTensorSpec`` that a parameter had before ``fully_shard``; None if it was not a DTensor.
 
     Relies on ``FSDPParam.is_dtensor`` and ``_unsharded_dtensor_spec``, or before torch 2.13 on ``_tp_spec``.
     """
@@ -53,7 +53,7 @@ def tensor_parallel_spec(param: Any) -> Any:
 
 
 def refresh(info: Any) -> None:
-    """Have a ``DataParallelMeshInfo`` read sizes, ranks and groups from its mesh again.
+    """Make a ``DataParallelMeshInfo`` read sizes, ranks and groups from its mesh again.
 
     Relies on ``__post_init__`` reading all of them.
     """
@@ -61,7 +61,7 @@ def refresh(info: Any) -> None:
 
 
 def replace_post_forward_mesh(mesh_for: Callable[[int, Any], Any]) -> None:
-    """Have ``mesh_for(number, mesh_info)`` return the mesh for ``fully_shard(reshard_after_forward=number)``.
+    """Let ``mesh_for(number, mesh_info)`` determine the mesh for ``fully_shard(reshard_after_forward=number)``.
 
     If ``mesh_for`` returns a number or a bool instead, torch gets that as ``reshard_after_forward``. A second call has
     no effect, and neither has a call before FSDP2 is imported.

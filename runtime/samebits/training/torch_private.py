@@ -59,7 +59,7 @@ class WorkerFailures(logging.Handler):
         self._last = f"local rank {rank} (pid {pid}) {how}"
 
     def take(self) -> str:
-        """Return the failure once, then ""; "" if there was none."""
+        """Return the last failure and forget it; "" if there was none."""
         last, self._last = self._last, ""
         return last
 
@@ -529,7 +529,7 @@ def follow_context_parallel(told: Callable[[DeviceMesh], object]) -> None:
 
 
 def uses_pipelines() -> bool:
-    """Return whether the script has imported ``torch.distributed.pipelining``, which takes long."""
+    """Return whether the script has imported ``torch.distributed.pipelining``, whose import takes long."""
     return "torch.distributed.pipelining.schedules" in sys.modules
 
 
@@ -556,7 +556,7 @@ def follow_pipelines(told: Callable[[Any, dict[str, Any]], None]) -> None:
 
 
 def renew_pipelined(built: Any, group: dist.ProcessGroup) -> None:
-    """Initialize a followed stage or schedule again, a stage with this group in place of its last one.
+    """Reinitialize a tracked stage or schedule; a stage gets this group in place of its previous one.
 
     Custom functions of a schedule are kept. Relies on ``_comp_type_to_function_map``.
     """
@@ -573,7 +573,7 @@ def renew_pipelined(built: Any, group: dist.ProcessGroup) -> None:
 
 
 def follow_batches(told: Callable[[float, object], object]) -> None:
-    """Call ``told`` with each batch from now on: with the ``time.perf_counter`` at its request, and its sampler.
+    """From now on, call ``told`` for each batch, with the ``time.perf_counter()`` of its request and its sampler.
 
     The sampler is a ``DataLoader``'s batch sampler if it has one, and None for an iterable dataset. Installed once per
     process. Relies on ``_BaseDataLoaderIter.__next__`` and ``_index_sampler``, which every iterator of a ``DataLoader``
@@ -596,7 +596,7 @@ def follow_batches(told: Callable[[float, object], object]) -> None:
 
 
 def before_fetches(told: Callable[[Any], Any]) -> None:
-    """Call ``told`` with the indices of each batch before a map-style dataset is asked; it returns those to ask for.
+    """Call ``told`` with the indices of each batch of a map-style dataset; ``told`` returns the indices to fetch.
 
     Also called in the worker processes of a loader. Installed once per process. Relies on
     ``_MapDatasetFetcher.fetch(possibly_batched_index)``, which a loader looks up for each batch.
@@ -711,7 +711,7 @@ def is_alive(reference: weakref.ref[torch.Tensor]) -> bool:
 
 
 def count_as_stepped(optimizer: torch.optim.Optimizer) -> None:
-    """Spare a schedule's warning that it is stepped before its optimizer. Relies on ``Optimizer._opt_called``."""
+    """Suppress a schedule's warning that it is stepped before its optimizer. Relies on ``Optimizer._opt_called``."""
     stepped: Any = optimizer
     stepped._opt_called = True
 

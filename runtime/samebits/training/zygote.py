@@ -93,7 +93,7 @@ def shadows(order: Order) -> str:
 
 
 def fork(order: Order, log: int, link: socket.socket) -> int | None:
-    """Return the new process's pid, after handing the process to its parent; return None in the new process."""
+    """Fork a worker and hand it to its parent; return its pid, or None in the new process."""
     told, tells = os.pipe()
     may_go, goes = os.pipe()
     supervisor = os.getppid()
