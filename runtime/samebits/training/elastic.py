@@ -227,7 +227,7 @@ def load_dcp(state: ObjectState, path: str | os.PathLike[str], names: Sequence[s
         CheckpointError: the directory is unreadable, lacks a value, or has a value that cannot be read without running
             its code.
     """
-    from samebits.training.checkpoint.dcp import load_into  # half a second that other callers need not spend
+    from samebits.training.checkpoint.dcp import load_into  # takes half a second, which other callers need not spend
 
     load_into(state, Path(path), names)
 

@@ -655,7 +655,7 @@ def versions_among(values: Iterable[object]) -> list[int]:
     everything: list[Any] = list(values)
     try:
         return [one._version for one in everything]
-    except AttributeError:  # rare: some values are no tensors; calling getattr for each value costs more
+    except AttributeError:  # rare: some values are not tensors; calling getattr for each value costs more
         return [getattr(one, "_version", -1) for one in everything]
 
 

@@ -19,7 +19,7 @@ from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import Checkpoint, FoundPoint, MemoryRoom
 from samebits.store.checkpoint.memory_room import RoomKind
 
-OLD_AFTER = 2  # points saved by all ranks in this generation
+OLD_AFTER = 2  # points that all ranks must save in a generation before unused copies are removed
 
 
 class KeptCopies:

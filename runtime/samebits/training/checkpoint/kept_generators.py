@@ -189,7 +189,7 @@ class KeptGenerators:
         page, last, collectives = self._page, self._last, before.collectives
         if page is not None and last is not None:
             draws_late, collectives = last.draws_late, page.collectives[0]
-            if (last.point, last.commits) != (point, commits):  # else a generation begins where this process was
+            if (last.point, last.commits) != (point, commits):  # otherwise a generation begins at this process's commit
                 step = LiveStep(collectives - last.collectives, generators.version != self._version)
                 self._live_step = step if last.commits + 1 == commits else None
                 draws_late |= self._live_step is not None and self._live_step.draws_late

@@ -93,7 +93,7 @@ class RankCheckpoints:
         self._directory = checkpoints.rank_directory(folder, slot)
         self._verified: set[Point] = set()
         self._told: set[Point] = set()  # reported: others may rely on them
-        self._has_counted = False  # an earlier process's points are in _told
+        self._has_counted = False  # whether an earlier process's points are in _told
         self._rejected: dict[Point, str] = {}
         self._saves = AsyncSaves(root, slot, job=job, job_name=job_name, memory=memory, listener=listener)
         self._in_memory: dict[Point, FoundPoint] = {}  # verified
@@ -239,7 +239,7 @@ class RankCheckpoints:
                 is_async = self.config.async_save and not durable
                 if is_async and self._saves.begin(header, tensors, tree, layout, self._lock.descriptor):
                     return True
-                self._hear_of_pruning(wait=True)  # one process at a time changes a folder
+                self._hear_of_pruning(wait=True)  # only one process at a time may change a folder
                 self._place.write(header, snapshot.parts_of(tensors), tree, layout)
         except (CheckpointError, ForeignFolderError):
             raise
@@ -501,7 +501,7 @@ def _has_room_for(size_bytes: int) -> bool:
 
 HASHED_SOON_S = 10.0
 """Maximum wait of a restarted process for the predecessor's writer to finish hashing."""
-_POLL_S = 0.01  # a changed byte in shared memory cannot be waited for
+_POLL_S = 0.01  # polling interval, since a process cannot wait for a change in shared memory
 
 
 class AsyncSaves:

@@ -150,7 +150,7 @@ class Replay:
         """
         step = self._state.beginning_step
         if step <= self._logged_step or self._place is None:
-            return  # another optimizer of the same step
+            return  # called for another optimizer of the same step
         self._step_is_over()
         record = StepRecord(
             step=step,

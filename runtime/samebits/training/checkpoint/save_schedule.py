@@ -117,7 +117,7 @@ class Timed(Due):
         self._since_save_s = 0.0
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT_STEPS)  # seconds, and the steps done in them
         self._costs: deque[float] = deque(maxlen=RECENT_SAVES)
-        self._open_cost: float | None = None  # of the last save, while it may still slow steps
+        self._open_cost: float | None = None  # cost of the last save, while it may still slow steps
 
     def begins(self, step: int, generation: GenerationStarted) -> None:
         """Begin a generation; the ranks meet at its first commit. Time spent on recovery does not count as training."""
@@ -166,7 +166,7 @@ class Timed(Due):
         step_s = self._step_s()
         choice = self._choice(step_s)
         left_s = choice.interval_s - self._since_save_s
-        saves = left_s < step_s / 2  # this step is nearer to the due time than the next
+        saves = left_s < step_s / 2  # this step is closer to the due time than the next one
         if saves:
             left_s = choice.interval_s
             self._tell(choice, step_s)

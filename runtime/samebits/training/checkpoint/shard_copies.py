@@ -196,7 +196,7 @@ class ShardCopies:
         self._staging: Staging | None = None
         self._begun: Point | None = None
         self._rejected: set[Point] = set()
-        self._locked_slot: int | None = None  # whose lock was logged
+        self._locked_slot: int | None = None  # the last slot whose lock was logged
         self.is_off = False
 
     def begins(self, begun: Point) -> None:
@@ -306,7 +306,7 @@ class ShardCopies:
         self.close()
         try:
             room = MemoryRoom(self._memory, self._job, slot, kind=RoomKind.COMMITTED)
-        except LockedError as error:  # a process that was given up still lives
+        except LockedError as error:  # a process that was given up is still alive
             if slot != self._locked_slot:
                 self._locked_slot = slot
                 log.warn(f"the copies of commits of slot {slot} are not used: {error}")

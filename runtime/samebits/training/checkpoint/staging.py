@@ -106,7 +106,7 @@ class Staging:
         plan = self._plan_for(tensors)
         manifest_bytes = len(_unproven(header, tree, layout, plan))
         for slot in self._room.empty_slots():
-            self._let_go(slot)  # its memory was freed since
+            self._let_go(slot)  # its memory has been freed since
             self._reserving[slot] = self._aside.submit(slot.reserve, manifest_bytes, plan.data_bytes)
 
     def stage(
@@ -131,7 +131,7 @@ class Staging:
         manifest = _unproven(header, tree, layout, plan)
         slot = self._room.next_slot(is_unwanted)
         if (reserving := self._reserving.pop(slot, None)) is not None:
-            with contextlib.suppress(StoreError):  # reserving is tried again
+            with contextlib.suppress(StoreError):  # _views_into reserves again
                 reserving.result()
         sources = [tensors[index][1] for index in plan.order]
         views = self._views_into(slot, plan, len(manifest), sources)

@@ -96,7 +96,7 @@ class StatePoints:
         self._comparisons = comparisons_by(_every(process), self._agree)
         self._kept = RollbackCopies()
         self._has_no_room = False  # lack of memory for copies was logged
-        self._is_finite = True  # whether the gradients of the last step were
+        self._is_finite = True  # whether the gradients of the last step were finite
         self.digests = StateDigests(process.agent, state, self._comparisons.took)
         self._process = process
         self._state = state
@@ -255,7 +255,7 @@ class StatePoints:
         self.generators.committed(self._state.generators, generation.slot, generation.generation, point, self.commits)
 
     def exchange_copies(self, formed: Group) -> None:
-        """Start to exchange copies of new points with this generation's buddies."""
+        """Start exchanging copies of new points with this generation's buddies."""
         generation, process, config = self.present(), self._process, self._state.checkpoint_config
         brief = None
         wanted = config.async_save and (generation.is_apart if config.buddy_copies == AUTO else config.buddy_copies)

@@ -144,7 +144,7 @@ class AcceleratorLink:
 
         It returns without waiting.
         """
-        gloo.cut(self._endpoints)  # to and from rank 0's keys
+        gloo.cut(self._endpoints)  # the connections to and from rank 0's key server
         self._begin_abort(stops=True)
 
     @property
@@ -255,7 +255,7 @@ class _Launches:
             )
 
 
-_launches = _Launches()  # one per process, as torch's class is
+_launches = _Launches()  # one per process, like torch's class
 
 
 def remove_left_over(folder: Path = SHARED_MEMORY) -> int:

@@ -34,7 +34,7 @@ __all__ = [
 T = TypeVar("T")
 
 EXIT_GRACE_S = 5.0  # freeing a mesh takes about 10 ms; a thread stuck in gloo is not worth a longer wait
-_LAST_WORDS_S = 0.0005  # the exit of an operating-system thread cannot be awaited
+_LAST_WORDS_S = 0.0005  # polling interval, since the exit of an operating-system thread cannot be awaited
 
 
 class Failable(Protocol):

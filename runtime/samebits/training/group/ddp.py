@@ -127,7 +127,7 @@ class _WithoutMemory(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        initialize: Any = super().__init__  # it has no types
+        initialize: Any = super().__init__  # untyped in torch
         initialize()
 
     def __torch_dispatch__(

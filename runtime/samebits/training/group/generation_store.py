@@ -33,7 +33,7 @@ PASSWORD_BYTES: Final = 32
 MOST_UNPROVEN: Final = 128
 """Limit on connections without a password. Members send theirs on connecting, so they are rarely counted."""
 MAX_QUESTION_BYTES: Final = 1 << 20
-MAX_TABLE_BYTES: Final = 64 << 20  # NCCL's id has 128 bytes; gloo's data for one rank of a subgroup, some hundreds
+MAX_TABLE_BYTES: Final = 64 << 20  # NCCL's id has 128 bytes, gloo's data for one rank of a subgroup has some hundreds
 _BACKLOG = 1024
 _CONNECT_TIMEOUT_S = 30.0
 _AGAIN_S = 0.02  # pause before a request that was crowded out by strangers is repeated

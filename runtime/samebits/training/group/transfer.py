@@ -189,7 +189,7 @@ def gather(number: int, device: torch.device) -> list[int]:
 
 
 def begin_gather(number: int, device: torch.device) -> Callable[[], list[int]]:
-    """Start to :func:`gather`, and return a function that waits for the result. A collective, ordered by this call."""
+    """Start a :func:`gather`, and return a function that waits for the result. A collective, ordered by this call."""
     mine = torch.tensor([number], dtype=torch.int64, device=device)
     gathered = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
     work = dist.all_gather(gathered, mine, async_op=True)

@@ -50,7 +50,7 @@ class Fabric(lightning.fabric.Fabric):
                 )
             strategy = SameBitsStrategy()
         self._training_loaders: list[_TrainingLoader] = []
-        self._divided: list[DistributedSampler[Any]] = []  # by Lightning, for this process's place
+        self._divided: list[DistributedSampler[Any]] = []  # samplers that Lightning made for this process's place
         super().__init__(strategy=strategy, **kwargs)
 
     def _setup_dataloader(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:

@@ -65,7 +65,7 @@ class Trainer(LightningTrainer):
         self._checkpoint = checkpoint
         self._elastic: TorchState | None = None
         self._training_loaders: list[_EpochLoader] = []
-        self._divided: list[DistributedSampler[Any]] = []  # made by Lightning for this process's place
+        self._divided: list[DistributedSampler[Any]] = []  # samplers that Lightning made for this process's place
         super().__init__(strategy=strategy, **kwargs)
         if self.reload_dataloaders_every_n_epochs:
             raise _not_carried(
@@ -141,11 +141,11 @@ class Trainer(LightningTrainer):
     def _begin_again(self) -> None:
         """Reset everything that a loss may have interrupted to its state between two steps."""
         batches, module = self.fit_loop.epoch_loop, self.lightning_module
-        if self.state.stage is not RunningStage.TRAINING:  # in the middle of an evaluation
+        if self.state.stage is not RunningStage.TRAINING:  # an evaluation was interrupted
             batches.val_loop._module_mode.restore(module)
         self.training = True
         module._current_fx_name = None
-        for parameter, requires_grad in module._param_requires_grad_state.items():  # an optimizer was toggled
+        for parameter, requires_grad in module._param_requires_grad_state.items():  # an optimizer may have been toggled
             parameter.requires_grad = requires_grad
         module._param_requires_grad_state = {}
         module.zero_grad()

@@ -372,7 +372,7 @@ class SamebitsRendezvous(RendezvousHandler):
         self._agent.leave(on_purpose=False, text=text, status=status)
 
     def _stop_job(self, by: str) -> None:
-        self._is_linked.wait(2 * self._settings.node_timeout_s)  # the scheduler may be coming back
+        self._is_linked.wait(2 * self._settings.node_timeout_s)  # the scheduler may be restarting
         if not self._scheduler.stop_job(by):
             log.warn(f"the other nodes could not be told that the job ends: no scheduler answers ({by})")
 

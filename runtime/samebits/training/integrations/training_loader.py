@@ -36,7 +36,7 @@ def elastic_parts(loader: DataLoader[Any]) -> tuple[ElasticSampler, dict[str, An
         sampler = ElasticSampler(dataset, shuffle=True, seed=torch.initial_seed() % 2**31)
     parts = loader_arguments(loader)
     parts["batch_sampler"] = BatchSampler(sampler, int(loader.batch_size or 1), loader.drop_last)
-    parts["generator"] = torch.Generator()  # the default generator is the training's
+    parts["generator"] = torch.Generator()  # the default generator belongs to the training
     return sampler, parts
 
 

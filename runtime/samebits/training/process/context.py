@@ -177,7 +177,7 @@ class Worker:
 
     @contextlib.contextmanager
     def stands_in(self) -> Iterator[None]:
-        """Set a spare's RANK inside the block to a number that no rank has, for libraries that need one."""
+        """Set a spare's rank variables inside the block, with an unused rank, for libraries that need them."""
         self._publish_seat()
         try:
             yield
@@ -334,7 +334,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     addresses = addresses_of(settings.sched_host, settings.sched_port)
     if figures is not None and settings.enable_recovery:
         if alone is not None:
-            alone.drop()  # a pair's group must be torch's default while it adds up
+            alone.drop()  # a pair's group must be torch's default while the pair computes sums
             alone = None
         node_comparison.compare(settings, agent, admitted, chosen, figures)
     process = Worker(settings, job_name, chosen, agent, admitted, addresses, ending=ending)

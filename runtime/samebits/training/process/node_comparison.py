@@ -112,7 +112,7 @@ class _Check:
         self._settings, self._agent, self._slot = settings, agent, slot
         self._world_size, self._device = world_size, device
         self._written: set[str] = set()
-        self._term = _ANY  # of the scheduler that stores the keys
+        self._term = _ANY  # the term of the scheduler that stores the keys
 
     def verdict(self) -> NodeCheckPlan | None:
         """Return the verdict of an earlier process or of the other nodes, if there is one."""

@@ -153,7 +153,7 @@ class ElasticRun:
                 self._failed_with = str(error) if is_own else ""
                 lost = str(error) if type(error) is GenerationEndedError else f"a collective failed: {_in_short(error)}"
                 gently = isinstance(error, HostsUpdatedInterrupt)
-            self._leave(lost, gently)  # outside the handler: the traceback and the objects it kept are gone
+            self._leave(lost, gently)  # outside the handler, so that the traceback keeps no objects alive
 
     def close(self) -> None:
         """Clean up after the function has returned or failed for good."""
@@ -403,7 +403,7 @@ class ElasticRun:
         )  # otherwise a round will assign the place
 
     def _begin_to_connect(self, place: RankPosition | None) -> None:
-        """Start forming the next group for this place; None: drop the group that is being formed."""
+        """Start forming the next group for this place; None: drop all groups that are being formed."""
         if place is None:
             self._next_groups.drop()
             return

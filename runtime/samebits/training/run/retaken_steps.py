@@ -134,7 +134,7 @@ class RetakenSteps:
             except TakeStepAgain:
                 pass
             except HiddenStateError as error:
-                if not self._report.failure:  # not found by a second pass
+                if not self._report.failure:  # the error was not found by a second pass
                     self._failure(str(error))
                 raise
             except Exception as error:
@@ -323,7 +323,8 @@ def _digests_of(state: State) -> tuple[PassDigests, str]:
     handlers = state.handlers.items() if isinstance(state, ObjectState) else ()
     records = [f"state.{name}.{key}" for name, handler in handlers for key in handler.records]
     records += [f"state.{HIDDEN_MESSAGES}"]
-    records += [f"state.unlisted.{name}.attributes." for name, _ in handlers]  # restored, and some hold a time
+    # A recovery restores plain attributes, and some contain a time.
+    records += [f"state.unlisted.{name}.attributes." for name, _ in handlers]
     return {name: one for name, one in found.items() if not name.startswith(tuple(records))}, ""
 
 

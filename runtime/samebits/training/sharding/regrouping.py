@@ -322,7 +322,7 @@ def _move(module: nn.Module, pg: dist.ProcessGroup) -> None:
 def _shard(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], pg: dist.ProcessGroup) -> None:
     from torch.distributed.device_mesh import DeviceMesh
 
-    # torch's own function may be a collective, which other ranks need not join.
+    # torch's own function may be a collective, in which the other ranks may not take part.
     kind = next(info.mesh.device_type for info in _mesh_infos(module))
     mesh = DeviceMesh(kind, torch.arange(pg.size()), _init_backend=False)
     fsdp2_private.give_mesh_group(mesh, pg)

@@ -236,7 +236,7 @@ class State(ABC):
     def bind(self, session: CommitSink | None, rank: int) -> None:
         """Send commits to ``session`` from now on, and draw random numbers for this rank."""
         if session is None:
-            with contextlib.suppress(UsageError):  # reported when the value was first given
+            with contextlib.suppress(UsageError):  # the error was reported when the value was first given
                 self._reporter.flush()
         self._session, self._rank = session, rank
 

@@ -430,7 +430,7 @@ class LastCommit:
         self.undo()
         if not self.is_held:
             return None
-        if self._newest is not None:  # even if no change is visible
+        if self._newest is not None:  # restored even if no change is visible
             for name, handler in self._handlers.items():
                 handler.load_back(self._newest[name])
         else:
@@ -497,11 +497,11 @@ class _AfterCommit:
         self._places: dict[tuple[CodeType, int], Instruction] = {}
         self._known: Lines = set()
         self._hashed = 0  # number of commits that are still to be hashed
-        self._number = 0  # of the present commit
+        self._number = 0  # number of the current commit
         # The last commit after which weights were written, and its distance from the one before.
         self._written_at = self._interval = 0
         self._hashed_at = 0  # number of the next commit to hash because the line is expected to write again
-        self._writes_between = 1  # how many times it may write unexamined before that
+        self._writes_between = 1  # how many times the line may write unexamined before that
         self._puts_back = False  # whether the loop was seen to write to weights and restore them
         self._has_warned = False
         self._followed: RestOfTurn | None = None
@@ -554,7 +554,7 @@ class _AfterCommit:
         if self._present is not None and name not in self._assigned:
             self._assigned[name] = line_after(self._present)
 
-    # ---- called by the turn that is followed
+    # ---- called for the iteration that is followed
 
     def has_changed(self) -> bool:
         """Return whether anything has changed, as :meth:`TurnWatcher.has_changed`."""

@@ -389,7 +389,7 @@ def _pairs(tag: dict[str, Any], tensor: Callable[[dict[str, Any]], torch.Tensor]
 
 
 def _numpy(dtype_name: str, data: bytes, shape: tuple[int, ...], order: Any) -> Any:
-    import numpy  # imported here because jobs without NumPy values need not have it
+    import numpy  # imported here because jobs without NumPy values do not need it
 
     dtype = numpy.dtype(dtype_name)
     if dtype.kind not in _NUMPY_KINDS:

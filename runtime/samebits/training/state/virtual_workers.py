@@ -626,7 +626,7 @@ def _gate_step(optimizer: torch.optim.Optimizer, workers: VirtualWorkers) -> Non
             )
         workers.stepping()
         if workers.takes_step:
-            with workers._collecting():  # what all ranks do before a step
+            with workers._collecting():  # for the collectives that all ranks launch before a step
                 return inner(*args, **kwargs)
         torch_private.count_as_stepped(self)
         return None
@@ -656,7 +656,7 @@ def _about_to_fetch(indices: Any) -> Any:
     """Seed a loader's process for a micro-batch; return the indices as plain integers."""
     if type(indices) is not list or not indices or type(indices[0]) is not FirstSample:
         return indices
-    if get_worker_info() is not None:  # elsewhere the loop has seeded this process for the whole turn
+    if get_worker_info() is not None:  # in the training process, the loop has done so for the entire turn
         rng.seed_with(indices[0].name)
     return [int(indices[0]), *indices[1:]]
 

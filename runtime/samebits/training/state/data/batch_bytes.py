@@ -22,7 +22,7 @@ __all__ = ["copied", "copy_of", "pack", "unpack"]
 _LENGTH = struct.Struct("<Q")
 _TUPLE = 1  # msgpack's extension type
 _ROOT = "batch"
-_MOST_GAPS = 4  # as a multiple of a tensor's own size; a tensor with wider gaps is kept without them
+_MOST_GAPS = 4  # limit on a tensor's extent, as a multiple of its size; a tensor with wider gaps is copied without them
 
 
 def pack(tree: Mapping[str, Any], about: Mapping[str, Any], most_bytes: int) -> bytearray:

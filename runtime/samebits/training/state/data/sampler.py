@@ -96,14 +96,14 @@ class ElasticSampler(Sampler[int]):
         self.place: tuple[int, int] | None = None  # in a mesh, this rank's part of the data and the number of parts
         self.split: Split | None = None  # set by a state with virtual workers
         self.is_guarded = False  # whether a training function runs with this sampler in its state
-        self.on_iterate: Callable[[bool], None] | None = None  # called with whether the epoch continues
+        self.on_iterate: Callable[[bool], None] | None = None  # called with True if an epoch continues
         self.on_record: Callable[[Sequence[int]], None] | None = None  # called with the samples that this rank finished
         self._empty_epoch: int | None = None  # the last epoch that was iterated without samples left
         self._began_at = 0
         self._taken = 0  # samples that this rank recorded since the iteration began
         self._batch_size = 0  # the largest batch size recorded since then
         self._share: Sequence[int] = ()  # this rank's samples of the iteration
-        self._given = 0  # how many of them a loader has taken
+        self._given = 0  # how many of them a loader has fetched
         self.was_told = False  # whether samples were ever recorded
         self.found_empty = False  # whether an epoch's end was iterated, as after a loss at its last batch
         self._is_told_of_early = False

@@ -167,7 +167,7 @@ def _tensor(value: Any) -> Any:
 
 
 def _sequence(value: Any, kind: Any, is_handled: Callable[[object], bool], depth: int) -> Any:
-    size = kind.__len__(value)  # a subclass may override it, and its items
+    size = kind.__len__(value)  # a subclass may override its length and items
     places = range(size) if size <= 2 * _ENDS else (*range(_ENDS), *range(size - _ENDS, size))
     items = tuple(fingerprint(kind.__getitem__(value, one), is_handled, depth) for one in places)
     return (type(value).__name__, size, items)
