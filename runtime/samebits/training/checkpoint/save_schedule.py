@@ -45,7 +45,7 @@ def due_by(config: CheckpointConfig, agree: Agree) -> Due:
 
 
 class Due(ABC):
-    """Decide when one rank saves; consulted at every commit, on all ranks at the same steps."""
+    """The schedule of one rank's saves; consulted at every commit, on all ranks at the same steps."""
 
     @abstractmethod
     def begins(self, step: int, generation: GenerationStarted) -> None:
@@ -69,7 +69,7 @@ class Due(ABC):
 
 
 class FixedSteps(Due):
-    """Save at a fixed interval of steps; ranks agree without communication."""
+    """A schedule with a fixed interval of steps, on which ranks agree without communication."""
 
     def __init__(self, steps: int) -> None:
         self._interval = steps
@@ -88,7 +88,7 @@ class FixedSteps(Due):
 
 
 class Timed(Due):
-    """Save at an interval of training time, set by the user or measured.
+    """A schedule with an interval of training time, set by the user or measured.
 
     Args:
         seconds: seconds between two points; None: chosen from measurements.
@@ -326,7 +326,7 @@ def comparisons_by(every: int | str, agree: Agree) -> Comparisons:
 
 
 class Comparisons:
-    """Compare at multiples of ``every`` steps; 0: never."""
+    """A schedule of comparisons at multiples of ``every`` steps; 0: never."""
 
     def __init__(self, every: int) -> None:
         self._every = every
@@ -356,7 +356,7 @@ class Comparisons:
 
 
 class Measured(Comparisons):
-    """Compare as often as possible while comparisons take at most ``SHARE`` of training time, as measured by rank 0.
+    """A schedule of comparisons that take at most ``SHARE`` of training time, as measured by rank 0.
 
     Args:
         agree: distributes rank 0's decision to the others.

@@ -53,7 +53,7 @@ Gather = Callable[[int], Sequence[int]]
 
 
 class CopySchedule:
-    """Decide which commits are copied: the same on every rank.
+    """The schedule of the commits that are copied, which is the same on every rank.
 
     Args:
         every: commits between two copies; ``auto``: chosen so that copies take ``SHARE`` of the time; 0: no copies.

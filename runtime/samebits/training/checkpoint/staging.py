@@ -49,7 +49,7 @@ _NO_DIGEST = bytes(16)
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Where the tensors of a state belong in the data file.
+    """The positions of a state's tensors in the data file.
 
     Attributes:
         kinds: names, dtypes, shapes and layouts, which must match for the plan to apply.
@@ -82,7 +82,7 @@ class _Mapped:
 
 
 class Staging:
-    """Fill the slots of one room, reusing earlier preparations.
+    """Fills the slots of one room, reusing earlier preparations.
 
     Args:
         room: the rank's slots.
@@ -278,7 +278,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 class PinnedMemory:
-    """Pin memory until :meth:`release`; has no effect unless an NVIDIA device copies into it.
+    """Pins memory until :meth:`release`; has no effect unless an NVIDIA device copies into it.
 
     Args:
         memory: bytes on the CPU, whose pages stay mapped until :meth:`release`.

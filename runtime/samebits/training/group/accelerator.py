@@ -259,7 +259,7 @@ _launches = _Launches()  # one per process, like torch's class
 
 
 def remove_left_over(folder: Path = SHARED_MEMORY) -> int:
-    """Remove the NCCL segments of this user's killed processes, which NCCL leaves (nccl#525); return their number.
+    """Remove the NCCL segments that this user's killed processes have left (nccl#525), and return their number.
 
     A segment that some visible process has mapped, or that is younger than LEFT_OVER_AFTER_S, is left alone.
     """

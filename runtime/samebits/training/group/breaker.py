@@ -165,7 +165,7 @@ def run_aside(body: Callable[[], None], thread_name: str) -> None:
 
 
 def join_at_exit() -> None:
-    """Make the process wait at exit for the calling thread, one of the script's, which is inside torch's code."""
+    """Make the process wait at exit for the calling thread, which is the script's and is inside torch's code."""
     thread = threading.current_thread()
     if thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread):
         _aside.add(thread)

@@ -50,7 +50,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which gradients are summed together, and their order in a bucket.
+    """The buckets in which gradients are summed together, and the order of the gradients in them.
 
     ``buckets`` are names of ``ddp.module.named_parameters()``, in the order in which buckets are reduced. ``rebuilt``
     marks the final layout; otherwise this is the initial layout, which DDP replaces after its first iteration.
@@ -237,7 +237,7 @@ def _build_final(
 
 
 def _arrivals(layout: Layout, kind_of: Callable[[str], Hashable]) -> Iterator[list[str]]:
-    """Yield orders of arrival of the gradients that may have led to this layout, the likeliest first.
+    """Yield the orders in which gradients may have arrived to produce this layout, the likeliest first.
 
     The reducer fills one bucket per kind of gradient (dtype and device). Buckets that are not full at the end follow in
     an order that depends only on which kind arrived first, and libstdc++'s hash table returns the newest kind first. So

@@ -39,7 +39,7 @@ class Exchange(Protocol):
 
 
 class MeetingStore(Store):
-    """The store of one generation. Keys set before the first read travel in the one message, later ones via rank 0.
+    """The store of one generation. Keys set before the first read are in the message; rank 0 keeps later keys.
 
     Args:
         exchange: carries the message.

@@ -24,7 +24,7 @@ from samebits.training.state import snapshot
 
 
 class ReduceOp(enum.Enum):
-    """How to combine the ranks' tensors."""
+    """The operations that combine the ranks' tensors."""
 
     AVERAGE = "Average"
     SUM = "Sum"

@@ -500,7 +500,7 @@ def _record_for_torchrun(error: BaseException, traceback: TracebackType | None) 
 
 
 class _Ending:
-    """Determine how this process ended, and report it to the scheduler.
+    """Determines how this process ended, and reports it to the scheduler.
 
     An end with status 0 counts as intended. After a ``raise SystemExit`` the status is unknown. It then counts as 0 if
     training has finished, or with ``ENABLE_RECOVERY=0``, where a script may train in its own way. Otherwise the worker

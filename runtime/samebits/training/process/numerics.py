@@ -51,7 +51,7 @@ def settle_threads(workers: int, *, at_any_size: bool = False) -> bool:
 
 
 def _physical(cores: set[int]) -> int:
-    """Return how many of these cores are physical cores, MKL's default, not counting hyperthreads."""
+    """Return the number of physical cores among these, without hyperthreads: MKL's default number of threads."""
     lists = (_TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list" for core in cores)
     return len({path.read_text() for path in lists if path.exists()}) or len(cores)
 

@@ -28,7 +28,7 @@ STATUS = 128 + signal.SIGTERM  # a shell's status for a process that SIGTERM end
 
 
 class SigtermStage(enum.Enum):
-    """What this process is doing."""
+    """What this process is doing, which decides how it reacts to SIGTERM."""
 
     OUTSIDE = enum.auto()  # outside elastic.run
     WAITING = enum.auto()  # in the rendezvous

@@ -508,7 +508,7 @@ class ElasticRun:
             self._settled_s = time.monotonic()
 
     def _longest_queue_s(self) -> float:
-        """Return how long an accelerator's queue may take, in seconds: the steps since the last wait, and one more."""
+        """Return how many seconds an accelerator's queue may take: twice the longest step or the steps since a wait."""
         if self._process.device.type == "cpu":
             return 0.0
         if self._longest_step_s == 0.0:

@@ -47,11 +47,11 @@ Result = TypeVar("Result")
 
 
 class TakeStepAgain(GenerationEndedError):
-    """Unwinds the training function from its commit; :meth:`RetakenSteps.run` calls it again."""
+    """Unwinds the training function from its commit; :meth:`RetakenSteps.run` calls the function again."""
 
 
 class Extent(enum.Enum):
-    """Which steps are retaken, and what follows from a difference without a named cause."""
+    """The extent of the test: which steps are retaken, and what follows from a difference without a named cause."""
 
     JOB = enum.auto()
     """HIDDEN_STATE=stop: the first few steps; training continues."""

@@ -107,7 +107,7 @@ class Piece:
         """Rebuild a description from a point: from the shared part in the tree, and the rank's own part.
 
         Raises:
-            CheckpointError: not a description of a piece.
+            CheckpointError: the parts are not a description of a piece.
         """
         try:
             return cls(

@@ -52,7 +52,7 @@ _DECLINED = (
 
 @dataclass(frozen=True, slots=True)
 class MeshUse:
-    """How modules are divided over a mesh.
+    """The division of modules over a mesh.
 
     Attributes:
         mesh: description of the mesh, for messages.

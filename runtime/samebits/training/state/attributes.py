@@ -21,7 +21,7 @@ _OF_TORCH: Final = frozenset(vars(nn.Module()))
 
 
 class PlainAttributes:
-    """The plain attributes of some objects: numbers, texts, None, and tuples of these.
+    """The plain attributes of some objects: numbers, strings, None, and tuples of these.
 
     Args:
         objects: the objects by path, in the state that every process creates.
@@ -104,7 +104,7 @@ def _plain(own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_plain(value: object) -> bool:
-    """Return whether an attribute with this value belongs to a commit: a number, a text, None, or a tuple of these."""
+    """Return whether an attribute with this value belongs to a commit: a number, string, None, or a tuple of these."""
     kind = type(value)
     if kind in _PLAIN:
         return True

@@ -92,7 +92,7 @@ class StepLog:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    """How often a rank saves a checkpoint, and how many checkpoints it keeps.
+    """Settings for how often a rank saves a checkpoint, and how many checkpoints it keeps.
 
     Give ``save_checkpoint_steps`` or ``save_checkpoint_seconds``, not both. The arguments after ``step_log`` are
     MindSpore's: each accepts only the value that matches the actual behavior.
@@ -191,7 +191,7 @@ class CheckpointConfig:
             )
 
     def folder_below(self, checkpoint_path: Path | str) -> Path | str:
-        """Return the absolute path above the ranks' folders; ``checkpoint_path`` is the job's CHECKPOINT_PATH."""
+        """Return the absolute path of the ranks' parent folder; ``checkpoint_path`` is the job's CHECKPOINT_PATH."""
         given = self.directory or checkpoint_path
         location = folder_or_url(given) if isinstance(given, str) else given
         if isinstance(location, str):

@@ -68,7 +68,7 @@ class Generators:
 
 
 def unpack(packed: bytes) -> dict[str, Any]:
-    """Return the states as ``rng.capture`` does.
+    """Convert packed states to the form that ``rng.capture`` returns.
 
     Raises:
         CheckpointError: the bytes are not packed states.

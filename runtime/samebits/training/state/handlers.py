@@ -38,7 +38,7 @@ _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, deque})
 
 
 class StateHandler:
-    """Save and restore one value of a state.
+    """Saves and restores one value of a state.
 
     For a type without ``state_dict()`` and ``load_state_dict()``, override ``contents()`` and ``load()`` in a subclass
     and call :func:`register_handler`. The value must be the same on every rank: with ``rng="per_step"``, a new member
@@ -171,9 +171,9 @@ class StateHandler:
 
 
 class ModuleHandler(StateHandler):
-    """A module, whose parameters an optimizer step changes.
+    """Handler for a module, whose parameters change in an optimizer step.
 
-    A forward pass or a loop changes its buffers, modes, flags and hooks.
+    A forward pass or a loop may change its buffers, modes, flags and hooks.
 
     Extra state, such as FP8 scaling factors, is the result of a submodule's ``get_extra_state()`` at each commit.
     """
@@ -267,7 +267,7 @@ class ModuleHandler(StateHandler):
 
 
 class OptimizerHandler(StateHandler):
-    """An optimizer: a step changes its tensors, a schedule its hyperparameters."""
+    """Handler for an optimizer: a step changes its tensors, a schedule its hyperparameters."""
 
     is_alike = True
 
@@ -487,7 +487,7 @@ class OptimizerHandler(StateHandler):
 
 
 class ScalerHandler(StateHandler):
-    """A gradient scaler, which also records, during a step, whose gradients are already unscaled.
+    """Handler for a gradient scaler, which also records, during a step, whose gradients are already unscaled.
 
     A step that a lost peer interrupts leaves that record behind. If it were not cleared, only the survivors would
     repeat the step with scaled gradients.
@@ -529,7 +529,7 @@ class ScalerHandler(StateHandler):
 
 
 class SamplerHandler(StateHandler):
-    """An :class:`ElasticSampler`, whose state is three numbers."""
+    """Handler for an :class:`ElasticSampler`, whose state is three numbers."""
 
     is_alike = True
 
@@ -550,7 +550,7 @@ class SamplerHandler(StateHandler):
 
 
 class PlainHandler(StateHandler):
-    """An attribute of the state that is plain data: a number, a string, a list, a tensor, …
+    """Handler for an attribute of the state that is plain data: a number, a string, a list, a tensor, …
 
     Args:
         owner: the state.
@@ -587,7 +587,7 @@ class PlainHandler(StateHandler):
 
 
 class TrainedTensorHandler(StateHandler):
-    """A tensor of the state that an optimizer trains, such as SAC's ``log_alpha``; the object stays the same."""
+    """Handler for a tensor that an optimizer trains, such as SAC's ``log_alpha``; it stays the same object."""
 
     is_alike = True
 

@@ -217,7 +217,7 @@ def _found(tensor: torch.Tensor) -> _Weight | None:
 
 
 class LastCommit:
-    """Remember commits, and restore the last one if that is possible.
+    """Remembers commits, and restores the last one if that is possible.
 
     Args:
         handlers: handlers of all values in the state, by name.

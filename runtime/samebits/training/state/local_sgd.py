@@ -32,7 +32,7 @@ __all__ = ["LocalSGD"]
 
 
 class LocalSGD(State):
-    """Average the ranks' weights only every few steps (local SGD, DiLoCo).
+    """A state that averages the ranks' weights only every few steps (local SGD, DiLoCo).
 
     Call :meth:`commit` after every step: between averages it only checks for membership changes, at almost no cost.
     Attributes of the wrapped state are available. Each rank draws its own samples and counts its own steps. A final

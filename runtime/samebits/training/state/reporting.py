@@ -75,7 +75,7 @@ class Reporter:
             self.flush()
 
     def _look(self, process: Worker, rank: int, step: int, values: Mapping[str, Any]) -> None:
-        """Check losses and norms for anomalies; log, recompute or raise as LOSS_ANOMALY says."""
+        """Check losses and norms for anomalies; log, recompute or raise as LOSS_ANOMALY specifies."""
         policy = process.settings.loss_anomaly
         if policy == "off" or not any(name in values for name in WATCHED):
             return

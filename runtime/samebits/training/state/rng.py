@@ -19,7 +19,7 @@ import torch
 
 
 class RngMode(enum.Enum):
-    """How to restore the random numbers of a step."""
+    """The ways to restore the random numbers of a step."""
 
     SAVED = "saved"
     PER_STEP = "per_step"

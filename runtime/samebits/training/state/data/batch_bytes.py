@@ -58,7 +58,7 @@ def unpack(packed: memoryview, device: torch.device) -> tuple[dict[str, Any], di
     """Return what :func:`pack` was given: the tree, on this device, and the values that describe it.
 
     Raises:
-        Exception: the bytes are not valid; nothing was done with them.
+        Exception: the bytes are not valid; they were not used.
     """
     (size_bytes,) = _LENGTH.unpack_from(packed)
     at = _LENGTH.size + size_bytes

@@ -136,7 +136,7 @@ def sum_over_ranks(
 
 
 class GlobalBatch(Sampler[list[int]]):
-    """Keep the global batch, and the bits of the result, the same at any world size.
+    """A batch sampler that keeps the global batch, and the bits of the result, the same at any world size.
 
     Each global batch is split into micro-batches, which are distributed among the present ranks. Gradient and loss have
     the same bits at any world size if each micro-batch is computed by the same kernels, on one kind of device and with

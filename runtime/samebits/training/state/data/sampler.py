@@ -56,7 +56,7 @@ class Split(Protocol):
 
 
 class ElasticSampler(Sampler[int]):
-    """Split an epoch's samples among the ranks, and track the position of the whole group.
+    """A sampler that splits an epoch's samples among the ranks, and tracks the position of the whole group.
 
     The order is a permutation drawn from (seed, epoch). Rank r of n takes every n-th of the remaining samples. The last
     round is filled up from the beginning of the order, so that all ranks take the same number of steps.

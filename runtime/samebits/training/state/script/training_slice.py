@@ -477,7 +477,7 @@ def _lambda_of(code: types.CodeType, tree: ast.AST) -> Any:
 
 
 class _Plain(ast.NodeTransformer):
-    """Write ``getattr(a, "b")``, ``vars(a)["b"]`` and ``a.__dict__["b"]`` as ``a.b``; ``globals()["b"]`` as ``b``."""
+    """Writes ``getattr(a, "b")``, ``vars(a)["b"]`` and ``a.__dict__["b"]`` as ``a.b``; ``globals()["b"]`` as ``b``."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
