@@ -143,18 +143,15 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="samebits autoscale",
         description=textwrap.fill(
-            "Adapt the number of workers of this folder's job to their CPU or memory use, to a queue, or, without "
-            "these options, to the speed that one more worker brings. Workers start on this machine or on discovered "
-            "hosts, and leave at a commit. Each decision is printed with its reason and kept in the job's history. "
-            "In Kubernetes the cluster does this; --export prints the manifest."
+            "Adapt the number of workers of this folder's job to their CPU or memory use, to a queue, or by default to "
+            "the speed that one more worker brings. Workers start here or on discovered hosts, and leave at a commit. "
+            "Each decision is printed and kept in the job's history. In Kubernetes the cluster does this: see --export."
         ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--least", type=whole(), default=0, metavar="N", help="smallest number (default MIN_WORKER_NUM)"
-    )
-    parser.add_argument("--most", type=whole(), default=0, metavar="N", help="largest number (default MAX_WORKER_NUM)")
+    parser.add_argument("--least", type=whole(), default=0, metavar="N", help="fewest workers (default MIN_WORKER_NUM)")
+    parser.add_argument("--most", type=whole(), default=0, metavar="N", help="most workers (default MAX_WORKER_NUM)")
     parser.add_argument("--cpu", type=share, default=0.0, metavar="SHARE", help="target share of a core per worker")
     parser.add_argument(
         "--memory", type=share, default=0.0, metavar="SHARE", help="target share of the host's or pod's memory"
@@ -196,9 +193,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     export.add_argument("--target", type=_name, default="samebits-worker", metavar="NAME", help="the StatefulSet")
     export.add_argument("--prometheus", default="", metavar="URL", help="keda: the server that has the queue")
-    export.add_argument(
-        "--query", default="", metavar="PROMQL", help="keda: the query for the queue (default: the reported one)"
-    )
+    export.add_argument("--query", default="", metavar="PROMQL", help="keda: query for the queue, if not as reported")
     options = parser.parse_args(arguments)
     if not options.export and options.queue_file and not options.queue_per_worker:
         raise UsageError("--queue-file needs a target. Fix: give --queue-per-worker as well")
