@@ -6,10 +6,10 @@ replicated state has one key, so one holder is enough; where each rank holds a s
 the point. A copy that a member keeps as another rank's buddy counts as held under that rank's key. The point of step 0
 is saved before anything is sharded, so on any disk it holds every key.
 
-A rank takes the point from the first of these that has it: its own memory; a replica's memory; the copies of commits
-that its slot has in its host's shared memory, which outlive a killed process; its own checkpoints; a replica's copies
-and checkpoints; a buddy's memory. If a rank has parts that only its own points contain (its generators' states), its
-own copies and checkpoints come before a replica's memory, and its buddy's memory before a replica's checkpoints.
+A rank gets the point from the first of these sources that has it: its own memory; a replica's memory; the copies of
+commits that its slot has in its host's shared memory, which outlive a killed process; its own checkpoints; a replica's
+copies and checkpoints; a buddy's memory. If a rank has parts that only its own points contain (its generators' states),
+its own copies and checkpoints come before a replica's memory, and its buddy's memory before a replica's checkpoints.
 
 The survivors hold the last commit in memory, so disks are read only if memories and copies do not hold every key.
 Reading a disk verifies every byte and may take longer than the rest of a recovery.

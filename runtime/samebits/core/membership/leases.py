@@ -103,7 +103,7 @@ class Leases:
         return [self._ledger.state.seats[node] for node in sorted(self._closing)]
 
     def leave(self, seat: Seat) -> None:
-        """Record a departure on purpose, which has no cool-down."""
+        """Record a voluntary departure, which has no cool-down."""
         self._ledger.write(SeatLeft(seat.node, seat.incarnation))
         self._closing.discard(seat.node)
         if seat.slot is not None:
@@ -129,7 +129,7 @@ class Leases:
         return list({seat.node: (seat, reason) for seat, reason in over}.values())
 
     def silent(self) -> list[Seat]:
-        """Return the seats that ``expired`` would name for their silence, without changing them."""
+        """Return the seats that ``expired`` would return for their silence, without changing them."""
         ledger, due = self._ledger, []
         while self._deadlines and self._deadlines[0][0] <= ledger.now:
             due.append(heapq.heappop(self._deadlines))

@@ -55,7 +55,7 @@ class Causes:
         return ""
 
     def is_named_in(self, text: str) -> bool:
-        """Return whether a text, such as why a person or launcher ends the job, already states the first loss."""
+        """Return whether a text, such as a launcher's reason to end the job, already states the first loss."""
         found = next(iter(self._of.values()), [])
         if isinstance(found, str):
             return found in text
