@@ -96,7 +96,7 @@ __all__ = [
 
 
 WRONG_WORDS = 2
-"""The exit code for wrong arguments on a command line, as argparse uses it; wrong variables have SettingsError's."""
+"""Exit code for wrong arguments on a command line, as in argparse; wrong variables give that of SettingsError."""
 
 
 OWN_CODES = range(64, 100)
@@ -126,7 +126,7 @@ class FencedError(SameBitsError):
 
     def __init__(self, text: str, *, may_return: bool = False) -> None:
         super().__init__(text)
-        self.may_return = may_return  # its slot has another node, its node id is free: it may return as a spare
+        self.may_return = may_return  # another node has its slot, but its node id is free, so it may return as a spare
 
 
 class DuplicateNodeError(SameBitsError):
