@@ -100,7 +100,7 @@ class RestartLoop:
         self.asked = False
 
     def run(self) -> int:
-        """Run the process until a restart here cannot help or is not this process's to do; return the status.
+        """Run the process until a restart here cannot help or must be made at a higher level; return the status.
 
         Raises:
             UsageError: there is no such program. If the program ran before, its absence counts as a death.

@@ -1,7 +1,7 @@
 """``samebits scale``: add workers of this machine to a running job, or remove some.
 
-The job spec names the nodes that belong to this machine and is changed first. So ``recover`` restarts added workers and
-leaves removed ones out, even if this command is killed.
+The job spec names the nodes that belong to this machine and is changed first. So ``recover`` restarts added workers,
+and does not restart removed ones, even if this command is killed.
 """
 
 from __future__ import annotations

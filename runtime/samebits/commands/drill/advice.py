@@ -1,4 +1,4 @@
-"""Explain why a script's bits do not survive: from what differs, the warnings, and the script's text.
+"""Explain why a script's results change after faults, from the differences, the warnings and the script's text.
 
 Pure: a script is only text here and never runs. The two jobs show where the bits differ, and after which fault. A
 variable, a sampler or a schedule outside the state is found in the script, with its line. If neither points to a cause,

@@ -1,6 +1,6 @@
 """``run --check``: find out whether a script would recover exactly, without training it and without killing a process.
 
-The script runs as a separate job in separate folders. Its workers take some steps twice and write the results
+The script runs as a separate job in separate folders. Its workers compute some steps twice and record the results
 (``training.run.retaken_steps``). This command starts the job, ends it once nothing is left to compare, and reports.
 """
 
@@ -57,10 +57,11 @@ def main(words: Sequence[str], request: RunRequest) -> int:
     """Check the script that these words name.
 
     Returns:
-        0 if every step that was taken twice came out equal; the job's own exit code if it ended before that.
+        0 if every repeated step gave an equal result; the job's own exit code if it ended before that.
 
     Raises:
-        HiddenStateError: a step came out different, a value changed outside the state, or nothing could be compared.
+        HiddenStateError: a repeated step gave a different result, a value outside the state changed, or nothing could
+            be compared.
         UsageError: there is no such script.
     """
     require_script(request)

@@ -81,7 +81,7 @@ class StartConditions:
 
     Attributes:
         name: the name of the job to be started.
-        recover, fresh: the commands that recover the existing job, and start anew.
+        recover, fresh: the commands that recover the existing job, and that start over.
         view, damage: the journal's content in ``recovery_path``, or why it cannot be read.
         holder: the process that holds the lock of ``recovery_path``.
         running: live processes of the job in these folders.
@@ -137,7 +137,7 @@ def plan_start(found: StartConditions, *, fresh: bool) -> StartPlan:
 
     Raises:
         LockedError: a job runs here.
-        ListenError: the port is taken.
+        ListenError: the port is in use.
         ForeignFolderError: a folder belongs to another job.
         StoreError: an unfinished job, or an unreadable journal, is in the way.
     """
@@ -413,7 +413,7 @@ def prepare(ready: PreparedJob, *, fresh: bool) -> None:
             found = replace(found, holder=str(holder or "an unknown process"))
     try:
         plan = plan_start(found, fresh=fresh)
-        end_relay(settings.log_dir)  # of the job before
+        end_relay(settings.log_dir)  # the previous job's
         _carry_out(plan)
         if any(move.path == settings.recovery_path for move in plan.moves):
             clear(settings, "samebits run", say)
@@ -431,11 +431,11 @@ def prepare(ready: PreparedJob, *, fresh: bool) -> None:
 
 
 def look(settings: Settings, port_problem: str = "", fresh: str = "") -> StartConditions:
-    """Find what exists, without changing anything; ``fresh`` is the command that moves it aside and starts anew.
+    """Find what exists, without changing anything; ``fresh`` is the command that moves it aside and starts over.
 
     Raises:
-        ForeignFolderError: the folder holds another job's journal than the etcd.
-        StoreError: the etcd does not answer.
+            ForeignFolderError: the journals in the folder and in etcd belong to different jobs.
+            StoreError: etcd does not answer.
     """
     found = StartConditions(
         name=settings.job_name,
@@ -449,7 +449,7 @@ def look(settings: Settings, port_problem: str = "", fresh: str = "") -> StartCo
     found = replace(found, holder=served_by(settings, say))
     try:
         refresh(settings, say)
-    except JournalDamagedError as error:  # of any other, neither the job nor whether it runs is known
+    except JournalDamagedError as error:  # for any other error, neither the job nor whether it runs is known
         found = replace(found, damage=str(error))
     try:
         found = replace(found, view=stored_view(settings.recovery_path))
