@@ -1,6 +1,6 @@
-"""Evaluation of the checkpoint benchmark's samples: names, ratios, report and table.
+"""Evaluate the checkpoint benchmark's samples: names, ratios, report and table.
 
-A ratio is the median of the ratios within one round, in which both sides met the same conditions.
+A ratio is the median of the ratios within one round, in which both sides had the same conditions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cost of all monitoring: steps per second with the default settings ÷ with all of it off.
+"""Measure the cost of all monitoring: steps per second with the default settings ÷ with all of it off.
 
 ``python -m benchmarks.defaults [--quick] [--workload NAME ...] [--ranks N] [--watcher NAME]``. Three jobs of the same
 script alternate in every order (``benchmarks.turns``): SameBits with everything off, which is the floor, SameBits with
@@ -47,7 +47,7 @@ WATCHERS: dict[str, dict[str, str]] = {
     "health": {"HEALTH": "off"},
     "copies": {"SHARD_COPY_EVERY": "off"},
 }
-"""Settings that are on by default, and the value that turns each off."""
+"""Settings that are on by default, each with the value that turns it off."""
 COPIED_BYTES, TENSORS, REPEATS, WARM = 64 * 2**20, 32, 15, 3
 WINDOW_STEPS = 50
 BLOCKS = {"mlp": 6, "wide": 2, "transformer": 1}
