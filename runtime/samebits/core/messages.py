@@ -276,9 +276,7 @@ class Register(Value, frozen=True, tag=1):
     process: Process
     settings: FixedSettings
     standing: MemberRecord | None = None  # of a current or former member of a generation
-    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = (
-        b""  # a replacement's proof that the job's launcher started it
-    )
+    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""  # shows that the launcher started a replacement
     term: Int = 0  # the latest term of this job that it was sent, since a spare has no ``standing``
 
 
@@ -343,9 +341,7 @@ class KeyCall(Value, frozen=True, tag=40):
     version: Count = 0  # expected version for COMPARE_AND_SET (0: absent) and DELETE (0: any). WAIT: see KeyOp.WAIT
     amount: Int = 0  # of ADD
     is_durable: bool = False  # the key outlives the scheduler's process from now on
-    term: Int = (
-        0  # the scheduler start that the call is meant for; a later one ignores the call, which is sent again. 0: any
-    )
+    term: Int = 0  # the scheduler start that is called; a later one ignores the call, which is sent again. 0: any
 
 
 class StatusQuery(Value, frozen=True, tag=7):

@@ -225,9 +225,7 @@ class AgentCore:
                 self.step_count = step
                 if generation == self.generation and self.activity is Activity.TRAINING:
                     self._become(Activity.DONE)
-                    if (
-                        self._offer and self._is_invited() and self._offer.is_gentle
-                    ):  # there is no later commit at which to leave
+                    if self._offer and self._is_invited() and self._offer.is_gentle:  # no later commit follows
                         self._ready.notices.append(BreakGroup(self._offer.text))
             case Called(ticket, ask):
                 self._key_calls.begin(ticket, ask, self._now)

@@ -35,9 +35,7 @@ MIN_RETRY_S = 0.05
 EARLY_RETRY_S = 0.1  # the launcher saw a death that the scheduler will notice in a moment
 MUST_LEAVE = ": this process must not touch the job again"
 MAY_RETURN = ": it must leave its generation, and may come back as a spare"
-MAX_REFUSED = (
-    1000  # remembered beyond two per slot; further sessions are refused too, but not notified of the job's end
-)
+MAX_REFUSED = 1000  # remembered beyond two per slot; further sessions are refused without notice of the job's end
 MAX_DIGITS = 18  # of a number inside a name; a peer must not determine how long int() takes
 
 
