@@ -28,7 +28,7 @@ class Kind:
         times: how often in one job.
         by_signal: the signal that injects it into a peer's worker.
         by_order: the order to a peer's worker that injects it.
-        damages: what is done to a peer's stored checkpoint before all its workers are killed.
+        damages: the damage to a peer's stored checkpoint before all its workers are killed.
         lacking: jobs in which the fault cannot occur.
     """
 

@@ -40,9 +40,9 @@ def resident_kib(pid: int) -> int:
 
 
 def descriptor_problem(workers: int, clients: int) -> str | None:
-    """Raise this process's limit, which its children inherit; return what is wrong if the hard limit is too low.
+    """Raise this process's limit, which its children inherit; if the hard limit is too low, return the problem.
 
-    A simulated worker takes two descriptors of its client (its connection and ZeroMQ's own signal). A scheduler takes
+    A simulated worker needs two descriptors in its client (its connection and ZeroMQ's own signal). A scheduler needs
     one per worker and leaves a quarter of its limit free.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -36,7 +36,7 @@ SETTLE_S = 1.5  # until the last messages of a formation are read and all have s
 STEADY_S = 4.0  # until the effects of a formation have ended; after a storm of CURVE handshakes that takes some seconds
 PAUSE_S = 0.05  # between two victims
 LOOK_S = 0.005
-# not the line about the round, which has these words too
+# does not match the line about the round, which contains "is lost" too
 LOSS = re.compile(rb"scheduler: worker \S+ \([^)]*\) is lost:")
 IN_MODIFY = 2  # linux/inotify.h
 INOTIFY_BYTES = 1 << 16
@@ -45,7 +45,7 @@ SECRET = "a secret of the benchmark, long enough"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What one server did for a crowd: formed it, served it for a while, was killed, and took it back."""
+    """Measurements of one server: it formed a crowd, served it for a while, was killed, and took it back."""
 
     form_s: float
     admit_cpu_s: float  # until the last one received its seat or its first answer
@@ -60,7 +60,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What could be recovered from a killed scheduler's journal."""
+    """The state that could be recovered from a killed scheduler's journal."""
 
     load_s: float
     seats: int

@@ -132,7 +132,7 @@ class Crowd:
             self.step(Received(self.session_of[slot], beat))
 
     def compare(self, *points: Point, commits: int = 7) -> None:
-        """Report equal states of all ranks there."""
+        """Report equal states of all ranks at these points."""
         digests = tuple(Digest(point, commits, b"same") for point in points)
         for slot in range(self.workers):
             self.step(Received(self.session_of[slot], ReportEnvelope(self._credential(slot), Digests(digests))))

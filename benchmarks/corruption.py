@@ -114,7 +114,7 @@ class Log:
 
 @dataclass(slots=True)
 class Ran:
-    """What one job did.
+    """The results of one job.
 
     Attributes:
         corrupted: draw → whether it changed any bit.

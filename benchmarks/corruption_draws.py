@@ -53,7 +53,7 @@ class Kind(enum.Enum):
 
 
 class Place(enum.Enum):
-    """What is overwritten.
+    """The values that are overwritten.
 
     ``GRADIENT`` and ``ACTIVATION`` occur in any step of a window, so that few of those steps are audited. Their
     audited counterparts occur in an audited step, on the audited rank.

@@ -10,8 +10,8 @@ by default are hang detection (HANG), straggler detection (STRAGGLER, which time
 ``--watcher copies`` trains with FSDP2 and measures SHARD_COPY_EVERY. The report then also has the CPU time of one copy
 of a commit ÷ that of a memcpy of as many bytes.
 
-A window contains one comparison of the ranks, and all windows together several host checks, which come every ten
-seconds. The models have 3 and 25 million parameters unless another is named. There are two ranks by default: with more
+A window contains one comparison of the ranks, and all windows together several host checks, one every ten seconds.
+The models have 3 and 25 million parameters unless another is named. There are two ranks by default: with more
 ranks than cores the system's own scheduler would affect every figure. On a machine with other load the ratio of CPU
 time is more reliable.
 """
@@ -93,7 +93,7 @@ def report(measured: Mapping[str, Turns], copy: float | None = None) -> Report:
 
     Args:
         measured: windows by workload.
-        copy: what :func:`copy_cpu_vs_memcpy` returns, if that was measured.
+        copy: the result of :func:`copy_cpu_vs_memcpy`, if it was measured.
     """
     found = Report("defaults")
     for name, turns in measured.items():

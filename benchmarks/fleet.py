@@ -108,7 +108,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What happened in one job."""
+    """The results of one simulated job."""
 
     effective: float
     failures: int

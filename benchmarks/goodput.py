@@ -56,7 +56,7 @@ CONTESTANTS = ("spare", "restart", *PEERS)
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one contestant did while it was measured."""
+    """One contestant's steps, kills and time while it was measured."""
 
     wall_s: Annotated[float, msgspec.Meta(gt=0)]
     steps: Annotated[int, msgspec.Meta(ge=0)]
@@ -145,7 +145,7 @@ def measure(stage: Stage, workers: int, for_s: float, every_s: float, rng: rando
     while (now_s := time.monotonic()) < began_s + for_s:
         members.look()
         training = members.now()
-        # The next kill waits until all ranks train, so that no rank is lost while another is still missing.
+        # The next kill waits until all ranks train, so that no rank is killed while one is still missing.
         if kill is not None and now_s >= due_s and len(training) >= workers:
             pid = rng.choice(sorted(training))
             kill(pid, training[pid])
@@ -233,7 +233,7 @@ def measure_parts(options: argparse.Namespace, names: Sequence[str], progress: P
 
 
 def by_name(found: Sequence[Part]) -> dict[str, list[Part]]:
-    """Group the parts to be summed.
+    """Group the parts whose figures are summed.
 
     Raises:
         ValueError: there are no parts, or they have different world sizes.

@@ -45,7 +45,7 @@ RECOVERED_WITHIN_S = 60.0
 WHOLE_RUN_S = 600.0
 """One more trial of each launcher begins only if it is likely to end within this time."""
 WATCHED_S = 10.0
-"""After the coordinator is killed, ranks that make no step for this long do not train."""
+"""Ranks that make no step for this long after the coordinator was killed count as stopped."""
 _SHOWN = 160
 _PAGES = ("docs/explanation/comparison.md", "docs/explanation/comparison.zh-CN.md")
 BEGIN, END = "<!-- launchers:begin -->\n", "<!-- launchers:end -->"
@@ -293,7 +293,7 @@ _WORDS = ("training continues", "training stops")
 
 
 def summary(undisturbed: Sequence[Row], rows: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, Any]]:
-    """Return each launcher's figures over its trials; what was not measured is missing."""
+    """Return each launcher's figures over its trials, without those that were not measured."""
     plain_ms = [row.step_ms for row in undisturbed if row.step_ms is not None]
     found: dict[str, dict[str, Any]] = {}
     for name, trials in rows.items():

@@ -24,7 +24,7 @@ WARM_WITHIN_S = 120.0
 RECOVERED_WITHIN_S = 60.0
 HANG_S = 5.0
 """A recovery that takes longer counts as a hang."""
-STEPS_BEFORE = 5  # all ranks have made this many since they paused
+STEPS_BEFORE = 5  # all ranks have made this many steps since they paused
 LOSE_AFTER_S = (0.15, 0.25)
 STEPS_TO_PAUSE = 10  # no rank gets this far before it reads the request to pause
 
@@ -117,7 +117,7 @@ def loss_from(moments: Sequence[Moment], lost_s: float, survivors: frozenset[int
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The steps of a whole job, over all its processes."""
+    """The steps of one job, over all its processes."""
 
     last_step: int
     repeated_steps: int

@@ -4,11 +4,11 @@
 with the answer, ``subscribers`` listen to a bare PUB, ``victims`` are crowds of one, with a process for each worker.
 The module has the sockets, the conversation, and the times when the last worker of a crowd reached each point.
 
-It sends what ``core.agent.agent_core`` sends in that order (Register; Heartbeat when waiting and every second; Join;
-Heartbeat when told its generation), with the product's messages, socket options and keys. While the clock runs, only
-the tag of incoming messages is read, and everything that can be packed before is: a machine that simulates ten thousand
-workers must not spend its cores on being ten thousand agents. The last message of each worker is decoded on request
-("check").
+It sends the messages of ``core.agent.agent_core`` in the same order (Register; Heartbeat when waiting and every second;
+Join; Heartbeat when a generation starts), with the product's messages, socket options and keys. While the clock runs,
+only the tag of incoming messages is read, and all messages that can be packed in advance are: a machine that simulates
+ten thousand workers must not spend its cores on being ten thousand agents. The last message of each worker is decoded
+on request ("check").
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ _BY_NAME = {variable.name: variable for variable in VARIABLES}
 _NEAR = 0.88
 """Similarity (difflib) from which a name counts as misspelt: NODEID and NODE_ID are similar, NODE_IP is not."""
 _SHORTEST_UNCLEAR = 6
-"""Names up to this length, such as ROLE and DEVICE, are similar to too many unrelated names to be checked."""
+"""Names up to this length, such as ROLE and DEVICE, are not checked: too many unrelated names are similar."""
 
 FIRST_INHERITED = 3  # SD_LISTEN_FDS_START
 
@@ -629,7 +629,7 @@ _USE_NCCL2 = "TORCH_DIST_USE_NCCL2"
 
 @dataclass(frozen=True, slots=True)
 class _Guard:
-    """One of NCCL's or torch's own guards: what SameBits sets it to, and what any other value means.
+    """One of NCCL's or torch's own guards: the value that SameBits sets, and the meaning of any other value.
 
     Attributes:
         names: the variable, then names of older releases.

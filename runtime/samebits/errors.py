@@ -37,7 +37,7 @@
     ├── SupersededError              91   another scheduler has claimed the job; this one has stopped
     ├── LevelsSpentError             92   a process used up its restarts; restart the whole job
     ├── PreflightError               93   this host's device, memory or disk does not work correctly
-    ├── HiddenStateError             95   a step repeated from one commit had another result (HIDDEN_STATE=stop)
+    ├── HiddenStateError             95   a step repeated from one commit had a different result (HIDDEN_STATE=stop)
     ├── AbortHungError               96   aborting a broken group's communicators did not return
     ├── DeviceLostError              97   after a break, this process could no longer use its device
     └── CommunicationError           83   the group lost a member; recovery handles it inside ``elastic.run``

@@ -292,7 +292,7 @@ class Trainer:
 
 
 def plan_of(function: Callable[..., object], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a worker needs to call the function: its name, its configuration, and where modules are found.
+    """Return the data that a worker needs to call the function: its name, its configuration and the import path.
 
     Raises:
         UsageError: as :class:`Trainer`.

@@ -1,7 +1,7 @@
 """Parse SCHED_HOST: an optional relay, then one or more hosts, each with an optional port, or a file of hosts.
 
-The setting stays a text in canonical form; callers that need its addresses get them here. No name is resolved and no
-file opened.
+The setting is kept as text in canonical form; this module extracts its addresses. It resolves no name and opens no
+file.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ LEAST_AUDIT = 50
 STRATEGY_WORDS = ("process", "pod", "job", "retry", "recover", "recover-in-place", "exit", "dump", "elastic-training")
 """Our names, then those of Ascend's ``recover-strategy``; ``samebits.core.causes.escalation`` defines them."""
 OF_A_SHELL = frozenset(("|", "||", "&", "&&", ";", ">", ">>", "<", "2>&1", "2>"))
-"""Words with a meaning to shells only; a command that is run without a shell would take them as arguments."""
+"""Words that mean something only to a shell; a command that is run without one would get them as arguments."""
 LONGEST_S = 1e9
 """Upper bound of all times, some 31 years; the system's own timers overflow a little above it."""
 
@@ -396,7 +396,7 @@ class SignPolicy(NamedTuple):
     """The policy for one sign of bad health, and its limit.
 
     Attributes:
-        policy: what follows when the limit is reached.
+        policy: the action when the limit is reached.
         limit: a share of 1; for ``device_heat``, °C; for ``logs``, free MiB.
     """
 
@@ -579,7 +579,7 @@ class Variable:
     Attributes:
         capability: the feature that the variable belongs to.
         default: parsed like a value. The name of an earlier variable stands for that variable's value; None: no value.
-        shown_default: what docs/reference/variables.md shows instead, in both languages.
+        shown_default: the text that docs/reference/variables.md shows instead, in both languages.
     """
 
     name: str
@@ -1024,4 +1024,4 @@ REMOVED = {
     "WATCHDOG": "HANG=off does what WATCHDOG=0 did",
     **{name: f"it is a part of {successor}" for name, successor in PART_OF.items()},
 }
-"""Variables of earlier releases, and what replaces each."""
+"""Variables of earlier releases, each with its replacement."""

@@ -37,7 +37,7 @@ _UNKNOWN_COMMAND = 127  # as a shell reports it
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; return the process's last exit status, or 92 if the whole job has to start again."""
+    """Run the subcommand; return the process's last exit status, or 92 if the whole job must be restarted."""
     parser = argparse.ArgumentParser(
         prog="samebits keep",
         usage="%(prog)s [--stay] command ...",

@@ -129,7 +129,7 @@ def bring_to(log_dir: Path, size: int, why: str, *, dry_run: bool = False) -> bo
         dry_run: only print what would be done.
 
     Returns:
-        False if there was nothing to do: as many workers are present, on their way in, or wanted already.
+        False if there was nothing to do: this many workers are already present, joining or requested.
 
     Raises:
         UsageError: the job's bounds forbid it, it has too few workers here, or no scheduler answers.

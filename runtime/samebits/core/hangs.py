@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 class Hang(enum.Enum):
-    """What blocks one rank or all of them."""
+    """Kinds of blockage, of one rank or of all."""
 
     STUCK = "is stuck in the script's code"
     BUSY = "computes"

@@ -31,7 +31,7 @@ class JointStop:
 
     @property
     def is_planned(self) -> bool:
-        """Return whether the members are to stop."""
+        """Return whether a stop is planned."""
         return self._ledger.state.stop is not None
 
     @property

@@ -101,7 +101,7 @@ class KeyOutcome(enum.IntEnum):
 
     DONE = 1
     ABSENT = 2  # the key does not exist; nothing was changed
-    DIFFERS = 3  # the key is at another version; nothing was changed
+    DIFFERS = 3  # the key has a different version; nothing was changed
     REFUSED = 4  # a limit is reached, or the value is not a number; nothing was changed
 
 
@@ -251,7 +251,7 @@ class Holdings(Value, frozen=True):
     looked: bool = True  # False: the process has not read its disk yet, which takes a while
     commits: Int = 0  # commits on the line of ``live``; distinguishes several commits after one step
     copies: Few[Copy] = ()  # verified copies that it keeps for others; like ``points``, only if ``looked``
-    page: Page | None = None  # its slot's page, if only generators' states are in its own points alone
+    page: Page | None = None  # its slot's page, if its own parts are only generators' states
     live_step: LiveStep | None = None  # the step that led to ``live``
     orphaned_pages: Few[OrphanedPage] = ()  # pages of dead ranks on its host
     back_to: Point | None = None  # the point that it has returned to, as the round required
@@ -493,7 +493,7 @@ class GenerationStarted(TextValue, frozen=True, tag=25):
     keeps: Many[Int] = ()  # the slots whose copies the receiver keeps
     watches: Int | None = None  # the rank on the same host whose death the receiver reports
     by_page: bool = False  # the receiver's generators are restored from its page
-    page_loans: Many[PageLoan] = ()  # of the whole generation: pages on another host than their rank
+    page_loans: Many[PageLoan] = ()  # of the whole generation: pages that are not on their rank's host
 
 
 class AddressMap(Value, frozen=True, tag=26):

@@ -342,7 +342,7 @@ def page_obstacle(page: Page | None, point: Point, commits: int, steps: Collecti
 
     A rank that was killed in the step that its peers committed had launched all collectives of that step. So its
     generators at the commit are in their state from before the last collective, unless it drew random numbers after
-    that. Its page doesn't show whether it did. The peers run the same program, so the answer is taken from them: they
+    that. Its page doesn't show whether it did. The peers run the same program, so they must provide the answer: they
     launched as many collectives in that step as the page counts, and none of them drew after the last one. The page
     must also show that its rank never did so in an earlier step.
 

@@ -42,7 +42,7 @@ def advise(script: UserScript, compared: Compared, undisturbed: DrillOutcome, di
     """Describe the difference and what to change; empty if there is nothing to report."""
     if undisturbed.problem and _has_ended(undisturbed.events) and not _are_unequal(undisturbed.events):
         named = _suspects(script) if undisturbed.retaken else ()
-        return list(dict.fromkeys([*undisturbed.said, *named]))  # the cause with which the job ended says the rest
+        return list(dict.fromkeys([*undisturbed.said, *named]))  # the cause with which the job ended explains the rest
     is_survived = not undisturbed.problem and not disturbed.problem
     lacks_commits = never_commits(undisturbed)
     if is_survived and compared.is_equal and not lacks_commits:

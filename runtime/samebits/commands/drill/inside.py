@@ -30,7 +30,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-LEFT_BYTES = 64 << 20  # additional memory allowed to a process that is to run out of memory
+LEFT_BYTES = 64 << 20  # additional memory allowed to a process before it runs out of memory
 CHUNK_BYTES = 1 << 20
 HOLD_FILE, STEP = "hold", struct.Struct("=q")  # the step at which to wait; 0: no step
 MOST_HELD_S = 120.0  # limit in case the drill is gone

@@ -167,7 +167,7 @@ def steps_of(plan: Sequence[Planned], last_step: int) -> list[int]:
     """Return each fault's step in a job that ends at ``last_step``: increasing, with at least one step left after it.
 
     Raises:
-        UsageError: the job is too short for so many faults.
+        UsageError: the job is too short for this many faults.
     """
     if last_step <= len(plan):
         raise UsageError(

@@ -33,7 +33,7 @@ from samebits.store.child_processes import die_with
 from samebits.store.retaken_report import RetakenReport, read_report
 
 _LOOK_S = 1.0
-"""Seconds between two reads of the report, while the job runs and no signal comes."""
+"""Seconds between two reads of the report, while the job runs and no signal arrives."""
 _GRACE_S = 30.0
 _REST_S = 30.0
 """Seconds for the rest of the script, once its training function has returned."""
@@ -126,7 +126,7 @@ def _check(words: Sequence[str], request: RunRequest, folder: Path) -> int:
 
 
 def _wait_for_end(job: subprocess.Popen[bytes], signals: Signals, log_dir: Path) -> None:
-    """Return when the job has ended, nothing is left to compare, the script takes too long, or a signal has come."""
+    """Return when the job has ended, nothing is left to compare, the script takes too long, or a signal has arrived."""
     ended, until_s = os.pidfd_open(job.pid), math.inf
     try:
         while not (signals.caught or (report := read_report(log_dir)).is_over) and time.monotonic() < until_s:

@@ -80,7 +80,7 @@ class StartConditions:
     """Everything on this machine that the start of a job depends on.
 
     Attributes:
-        name: the name of the job to be started.
+        name: the name of the job to start.
         recover, fresh: the commands that recover the existing job, and that start over.
         view, damage: the journal's content in ``recovery_path``, or why it cannot be read.
         holder: the process that holds the lock of ``recovery_path``.
@@ -276,7 +276,7 @@ class PreparedJob:
         listener: sockets for its scheduler; empty if there is no scheduler here, or a ``port_problem``.
         relay_listener: sockets for this host's relay; empty if it has none.
         port_problem: why SCHED_PORT cannot be listened on.
-        said: a message about a choice that the user did not make, such as another port.
+        said: a message about a choice that the user did not make, such as a different port.
     """
 
     settings: Settings
@@ -345,7 +345,7 @@ def read_start(request: RunRequest) -> PreparedJob:
 
 
 def _relay(settings: Settings, request: RunRequest) -> tuple[SchedulerAddress | None, Listener]:
-    """Return the address of the relay that this launcher is to start, and its socket; None if it starts none."""
+    """Return the address of the relay that this launcher should start, or None, and the relay's sockets."""
     has_other_hosts, discovers_hosts = request.nodes is not None, bool(request.hosts)
     if not wants_relay(settings, has_other_hosts=has_other_hosts, discovers_hosts=discovers_hosts):
         return None, Listener()

@@ -1,4 +1,4 @@
-"""The cause table: maps what ended or blocks a process to its class, retry and remedy.
+"""The cause table: maps a process's end or hang to its class, retry and remedy.
 
 All decisions and texts about a cause (restart, end of the job, messages, documentation) read the same row, so they
 cannot differ. The first row that fits is used; a user's own rows (``service.cause_file``) come first.

@@ -408,7 +408,7 @@ class Admission:
         return 1 + max(known, highest_unheard_incarnation(self._ledger.state.term))
 
     def _has_room_for_spare(self, message: Register) -> bool:
-        """Return whether SPARE_NUM allows another spare, or a replacement returns to a lost spare's place."""
+        """Return whether SPARE_NUM allows one more spare, or a replacement returns to a lost spare's place."""
         has_room = len(self._ledger.state.spares) < self._ledger.policy.spare_num
         return has_room or self._replacements.returns(message)
 

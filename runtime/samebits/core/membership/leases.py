@@ -2,7 +2,7 @@
 
 Each accepted message renews a lease; silence or a closed connection ends it. The cool-down runs from the last accepted
 message or observed close, whether or not the lease has ended. Deadlines are in a lazy heap with one entry per seat,
-which is checked when it comes up. So a heartbeat costs O(1) and a tick O(expired).
+which is checked when it reaches the top. So a heartbeat costs O(1) and a tick O(expired).
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def highest_unheard_incarnation(term: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What reports from members of one generation have to agree on."""
+    """The facts on which reports from members of one generation must agree."""
 
     job: str
     generation: int

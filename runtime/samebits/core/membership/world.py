@@ -96,7 +96,7 @@ class World:
         return limit == 0 or state.generation_number - began_at <= limit
 
     def may_begin(self) -> bool:
-        """Return whether enough workers are here for the first generation."""
+        """Return whether enough workers are present for the first generation."""
         ledger = self._ledger
         return not ledger.absent or (ledger.policy.is_elastic and ledger.present() >= ledger.policy.world_size)
 

@@ -102,7 +102,7 @@ class Causes:
         return None
 
     def blame(self, generation: int, text: str) -> None:
-        """Record another reason why the generation ended or none forms."""
+        """Record a reason other than a loss why the generation ended or none forms."""
         self._of.setdefault(generation, text)
 
     def made_good(self, generation: int) -> None:

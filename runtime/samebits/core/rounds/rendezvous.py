@@ -45,7 +45,7 @@ from samebits.printable import counted
 LEAVE_TOGETHER_S = 1.0
 """Seconds that members have to leave a generation at a commit after the first member has left.
 
-A later member cannot reach another commit.
+A member that has not left by then cannot reach its next commit.
 """
 
 MOST_FAILURES = 8
@@ -285,7 +285,7 @@ class Rendezvous:
         committed, back_to = ledger.state.generation, ledger.state.back_to
         holdings = message.holdings
         if back_to is not None and holdings.back_to != back_to:
-            return  # sent before the rollback was known there
+            return  # sent before the member knew of the rollback
         if committed is not None and committed.numerics and holdings.numerics != committed.numerics:
             self._refuse_numerics(seat, holdings.numerics, committed.numerics, "the job")
             return
@@ -324,7 +324,7 @@ class Rendezvous:
                 round_.leave_by = min(round_.leave_by + gap_s, now + LEAVE_TOGETHER_S)
 
     def explains_at(self) -> float | None:
-        """Return when the members' wait for a lost rank of a sharded state is to be explained, or None.
+        """Return when to explain why the members wait for a lost rank of a sharded state, or None.
 
         Until then, its process may still be restarted without anyone's help.
         """

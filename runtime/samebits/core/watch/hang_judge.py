@@ -283,7 +283,7 @@ class HangJudge:
             return ""
         text = sentence(found, still_s)
         has_returned = any(one.progress is None for one, _ in found.culprits)
-        if has_returned and self._ended_at_step[step] > 1:  # the loop ends there each time that it is entered
+        if has_returned and self._ended_at_step[step] > 1:  # the loop ends at that step whenever it is entered
             place = next((shown_place(one.progress) for one in found.waiting if one.progress), "")
             self.in_vain = (
                 f"{text} ({place}), as it did before the group was formed again: the ranks take different numbers of "
