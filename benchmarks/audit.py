@@ -1,9 +1,9 @@
 """The cost of audits: steps per second with AUDIT=50 against 0.
 
 ``python -m benchmarks.audit [--quick] [--workload NAME ...]``. Two jobs of four ranks under ``elastic.run`` alternate
-in windows of five steps: one audits every 50th step, the other none. In each interval two windows are compared with the
-window of the other job just before: one without an audit, and the one that ends with it. The cost of an audit every 50
-steps is computed from these. The models have 3 and 25 million parameters.
+in windows of five steps: one audits every 50th step, the other audits none. In each interval, two windows of the
+auditing job, one without an audit and the one that ends with it, are each compared with the other job's window just
+before. The cost of an audit every 50 steps is computed from these. The models have 3 and 25 million parameters.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class Measured:
     audited: list[tuple[Window, Window]] = field(default_factory=list)
 
     def quiet_ratio(self) -> float:
-        """Ratio for unaudited steps of the auditing job: the cost of its hooks."""
+        """Return the ratio for the auditing job's unaudited steps: the cost of its hooks."""
         return _ratio(self.quiet)
 
     def audited_ratio(self) -> float:
-        """Ratio for ``STEPS`` steps of which one is audited."""
+        """Return the ratio for ``STEPS`` steps of which one is audited."""
         return _ratio(self.audited)
 
     def ratio(self) -> float:
-        """Computed ratio for ``EVERY`` steps of which one is audited."""
+        """Return the computed ratio for ``EVERY`` steps of which one is audited."""
         return 1 / (1 + (1 / self.audited_ratio() - 1) * STEPS / EVERY)
 
     def audit_ms(self) -> float:
-        """Additional time of an audited step."""
+        """Return the additional time of an audited step, in milliseconds."""
         return statistics.median(STEPS / one.steps_per_s - STEPS / off.steps_per_s for one, off in self.audited) * 1e3
 
 

@@ -1,4 +1,4 @@
-"""Cost and benefit of a job's size under loads of every shape: autoscaled, and at every fixed size.
+"""Compare the cost and benefit of autoscaling with every fixed size, under loads of every shape.
 
 ``python -m benchmarks.autoscale [--quick]``. No job runs: the policy itself (``hosts.autoscale``) is asked every ten
 seconds of simulated time, and a queue is processed by as many workers as it requests. A change of size stops all work
@@ -96,7 +96,7 @@ def rows(loads: Sequence[Load], found: dict[str, dict[str, Run]]) -> list[Sequen
 
 
 def report(loads: Sequence[Load], found: dict[str, dict[str, Run]]) -> Report:
-    """Return the same as one object."""
+    """Return the report of the same figures as :func:`rows`."""
     work_s = {load.name: sum(load.busy) * LOOK_S for load in loads}
 
     def figures(load: str, way: str) -> dict[str, float]:

@@ -6,7 +6,7 @@ user starts them: ``samebits run`` with one spare, all settings at their default
 peers (``--who``) train the benchmarks' model with their launchers and checkpoints (``campaign_peers``).
 
 A job's verdict is ``same bits``, ``other bits``, ``ended`` (it stopped before its last step) or ``hung``. The exit
-status is 1 if a job of SameBits ended in any but the first, or without its fault.
+status is 1 if a job of SameBits got any verdict but the first, or ended without its fault.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """System, job if it has several, and kind."""
+        """Return the system, the job if the system has several, and the kind."""
         return ", ".join(filter(None, (self.system, self.job, self.kind)))
 
     @property
@@ -102,7 +102,7 @@ SCRIPTS = (
 
 
 class Ours:
-    """The jobs of one script: first the undisturbed one, which the others are compared with.
+    """The jobs of one script: first the undisturbed one, with which the others are compared.
 
     Raises:
         RuntimeError: the undisturbed job does not finish, or prints no sha256.
@@ -188,7 +188,7 @@ def _short(sha256: bytes) -> str:
 
 
 def run_peers(options: argparse.Namespace, progress: Progress, missing: dict[str, str]) -> Iterator[Result]:
-    """Yield the results of every peer that was asked for; ``missing`` gets the line of one that does not run here."""
+    """Yield the results of every requested peer; ``missing`` gets the reason for each that does not run here."""
     for peer in [one for one in peers.PEERS if one in options.who]:
         if problem := peers.needs(peer, options.peer):
             missing[peer] = problem
@@ -242,7 +242,7 @@ def _cell(of_one: Sequence[Result]) -> str:
 
 
 def report(results: Sequence[Result], missing: Mapping[str, str]) -> Report:
-    """Return the object of the last line: per system and job, how many jobs ended in which way."""
+    """Return the object of the last line: for each system and job, how many jobs got each verdict."""
     told: dict[str, dict[str, Any]] = {}
     for one in results:
         name = one.system if one.system != OURS else one.job
@@ -308,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> tuple[list[Result], dict[str, str]]:
-    """Run everything that was asked for; the folder of a job that went wrong is kept."""
+    """Run everything that was requested; the folder of a job that went wrong is kept."""
     missing: dict[str, str] = {}
     folder = Path(tempfile.mkdtemp(prefix="samebits-campaign-"))
     progress = Progress(f"{len(options.only)} kinds of fault, {', '.join(options.who)}, in {folder}", missing)

@@ -2,7 +2,7 @@
 
 lm-resiliency 0.2.0 names 21 failure types (``fault_injection/config.py``, ``FailureType``), NVRx 0.4.1 twelve faults
 (``inprocess/tools/inject_fault.py``), torchft kills a replica every 15 s. The rest are the drill's own. A kind is
-injected by the drill's injectors (:class:`samebits.commands.drill.plan.DrillFault`); there is no second copy.
+injected by the drill's own injectors (:class:`samebits.commands.drill.plan.DrillFault`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Kind:
         times: how often in one job.
         by_signal: the signal that injects it into a peer's worker.
         by_order: the order to a peer's worker that injects it.
-        damages: what is done to a peer's stored checkpoint before all its workers are killed.
-        lacking: jobs in which it cannot exist.
+        damages: the damage to a peer's stored checkpoint before all its workers are killed.
+        lacking: jobs in which the fault cannot occur.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Kind:
 
     @property
     def is_for_peers(self) -> bool:
-        """Whether a peer's job can take it from outside."""
+        """Return whether the fault can be injected into a peer's job from outside."""
         return bool(self.by_signal or self.by_order or self.damages)
 
 
@@ -101,5 +101,5 @@ QUICK = ("kill", "exception", "scheduler killed", "checkpoint corrupted", "tenso
 
 
 def named(names: Sequence[str]) -> list[Kind]:
-    """Return the kinds of these names, in the table's order."""
+    """Return the kinds with these names, in the table's order."""
     return [kind for kind in KINDS if kind.name in names]

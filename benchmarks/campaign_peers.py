@@ -1,4 +1,4 @@
-"""The peers' jobs of ``benchmarks.campaign``: their launchers, one fault from outside, and the bits at the end.
+"""The peers' jobs of ``benchmarks.campaign``: their launchers, one fault from outside, and the digests at the end.
 
 Every peer trains the benchmarks' model to the same last step, on four ranks, with a checkpoint as its documentation
 recommends. A fault is a signal to one worker, an order that the worker carries out (``samebits.commands.drill.inside``,
@@ -50,7 +50,7 @@ _ORDERS: Mapping[str, tuple[str, dict[str, object]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a peer's job ended: the digests of its ranks, or the words about a job that ended early or stood still."""
+    """How a peer's job ended: its ranks' digests, or a description if the job ended early or stood still."""
 
     digests: frozenset[str] = frozenset()
     ended: str = ""
@@ -73,7 +73,7 @@ def needs(peer: str, python: str) -> str:
 
 
 def run(peer: str, python: str, kind: Kind | None, rng: random.Random) -> Ended:
-    """Run one job, with this kind of fault or undisturbed, to its end or until nothing happens any more.
+    """Run one job, with this kind of fault or undisturbed, until it ends or stands still.
 
     Raises:
         ImpossibleError: the fault could not be injected.
@@ -196,7 +196,7 @@ class _Job:
                 return f"{path.name} removed"
 
     def _wait(self, done: Callable[[], bool]) -> str:
-        """Wait until ``done()``; return the words about a job that is over or stands still before that."""
+        """Wait until ``done()``; if the job is over or stands still before that, return a description, else ""."""
         seen, allowed_s, quiet_s = 0, BEGINS_WITHIN_S, time.monotonic() + BEGINS_WITHIN_S
         while True:
             self._stage.channel.drain()
@@ -213,7 +213,7 @@ class _Job:
             time.sleep(LOOK_S)
 
     def _over(self) -> str:
-        """Return why the job is over; restart a lost worker of a peer whose launcher is the user's."""
+        """Return why the job is over; restart a lost worker if the peer leaves restarts to the user's launcher."""
         for name, status in self._stage.ended().items():
             if self._restart is None:
                 self._stage.channel.drain()

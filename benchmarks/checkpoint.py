@@ -1,4 +1,4 @@
-"""The cost of a checkpoint: how long training is blocked, how long until it is durable, how long a load takes.
+"""Measure how long a checkpoint blocks training, how long until it is durable, and how long a load takes.
 
 ``python -m benchmarks.checkpoint [--quick] [--size 64MB 512MB 2GB] [--directory FOLDER] [--device cuda]``. One process
 holds a state of that size (parameters and two Adam moments in 400 tensors) and saves and loads it in each way in turn:
@@ -8,10 +8,10 @@ warm-up, and a ratio is the median of the ratios within one round, so that other
 alike. One thread computes and copies. A load of SameBits uses as many cores as there are per rank of the host (here
 all, up to eight), because no rank trains meanwhile.
 
-- *blocked*: until training may continue; SameBits: ``state.commit()`` with a save, less one without. ÷ memcpy.
+- *blocked*: until training may continue; SameBits: ``state.commit()`` with a save, minus one without. ÷ memcpy.
 - *durable*: until everything is on disk, synced and under its name; SameBits: until ``state.flush()`` returns.
   ÷ write + fsync.
-- *load*: what was saved, still in the page cache, into existing tensors; SameBits: verified. ÷ memcpy.
+- *load*: the last save, still in the page cache, into existing tensors; SameBits: verified. ÷ memcpy.
 - *memory*: ``state.restore()`` of a copied commit. ÷ memcpy.
 - *steps*: of a small model that trains in the same process while a save is written ÷ the same before and after it;
   *spare*: with unused cores, *shared*: training and writing on one core. Its floor: the same while another process
@@ -67,7 +67,7 @@ def order(ways: Sequence[str], number: int) -> list[str]:
 
 
 def too_small(state_bytes: int, free: Mapping[str, int]) -> list[str]:
-    """Return what has too little space for a state of that size, and how much it needs.
+    """Return the places with too little space for a state of that size, and how much each needs.
 
     Args:
         state_bytes: the size of the largest state.
@@ -131,7 +131,7 @@ class Worker:
         return answer
 
     def end(self) -> None:
-        """Let the job finish, so that it leaves nothing in memory either."""
+        """Let the job finish, so that it leaves nothing behind in memory."""
         self._tell("end")
         self._stage.wait(worker_name(0), WITHIN_S)
 

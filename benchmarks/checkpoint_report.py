@@ -1,6 +1,6 @@
-"""Evaluation of the checkpoint benchmark's samples: names, ratios, report and table.
+"""Evaluate the checkpoint benchmark's samples: names, ratios, report and table.
 
-A ratio is the median of the ratios within one round, in which both sides met the same conditions.
+A ratio is the median of the ratios within one round, in which both sides had the same conditions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GIB = 1024**3
 UNITS = {"MB": MIB, "GB": GIB}
 
 MEMCPY, DISK = FLOORS = ("memcpy", "write_fsync")
-WRITER = "bare_writer"  # the floor of what training loses during a save
+WRITER = "bare_writer"  # the floor of training's loss of speed during a save
 PEERS = ("torch_save", "safetensors", "dcp", "dcp_async")
 OURS, MEMORY = "ours", "memory"
 SAVING = (*FLOORS, *PEERS, OURS)

@@ -1,10 +1,10 @@
-"""Reuse of compiled code: a second start, a restarted worker, a spare that takes over.
+"""Measure the reuse of compiled code by a second start, a restarted worker and a spare that takes over.
 
 ``python -m benchmarks.compiling [--trials N]``. Each trial starts with an empty COMPILE_CACHE_PATH. A job of two
-workers and a spare compiles (cold); its worker 1 is killed, and the spare takes the rank; the killed worker's node is
-restarted as the next spare, and takes the rank of another that is killed; then a second job starts with the same
-folder. The floor is a plain process with torch's own cache folder, cold and again. The figure is the wall time of a
-process's first step less its second; hits and misses are inductor's own count.
+workers and a spare compiles (cold). Its worker 1 is killed, and the spare takes over the rank. The killed worker's node
+is restarted as the next spare, which takes over the rank of a second killed worker. Then a second job starts with the
+same folder. The floor is a plain process with torch's own cache folder, cold and again. The figure is the wall time of
+a process's first step minus its second; hits and misses are inductor's own count.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 interval and so contains one comparison: the copy, and the hash during the next step. With ``--sharded``, FSDP2 takes
 DDP's place, and each rank hashes its shards at a commit and again before the next step. The models have 3 and 25
 million parameters unless another is named. The smaller ones compare every 50 steps. The transformer, whose steps take a
-second on two cores, compares every 5; the figure for 50 is computed and marked so. On a machine with other load the
-ratio of CPU time is more reliable.
+second on two cores, compares every 5; the figure for 50 is computed, and marked as computed. On a machine with other
+load the ratio of CPU time is more reliable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TARGET = 0.98
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Which model is compared every how many steps, in how many rounds."""
+    """The interval between comparisons of a model, in steps, and the number of rounds."""
 
     every: int
     rounds: int

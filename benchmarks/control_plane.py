@@ -1,15 +1,15 @@
 """One scheduler and ten thousand workers: forming, heartbeats, losses and returns, beside bare sockets and peers.
 
-``python -m benchmarks.control_plane [--quick] [--workers N …]``; ``--etcd`` only compares a journal in an etcd with
-one in a file, and ``--relays N`` only a formation behind N relays with one without any. The workers are simulated
+``python -m benchmarks.control_plane [--quick] [--workers N …]``; ``--etcd`` only compares a journal in etcd with one
+in a file, and ``--relays N`` only a formation behind N relays with one without relays. The workers are simulated
 (``workers.control_plane``: a DEALER each, many per process, with the product's messages). The scheduler is the real
 process with its journal on disk. *Formed* runs from the first connect until the last worker has received its durable
 place: connect, Register → Admitted, all in → RoundOpened, Join → GenerationStarted, and the heartbeats in between. The
 bare ROUTER has the same conversation with the same clients; the echo is one message and its answer. All clients run on
 the measured machine, so wall times include them; the server's own CPU time is more reliable, until the last worker is
 admitted and until all are formed. NODE_TIMEOUT is 30 s here, because a machine that simulates all workers may keep them
-silent for longer than 5. A loss that needs GRACE's reconnect (its process is not on the scheduler's host) is timed
-after that grace. The floor of a decision is the death itself, since killed processes take time to end.
+silent for longer than 5. A loss that needs GRACE's reconnect (the process is not on the scheduler's host) is timed
+after that grace period. The floor of a decision is the death itself, since killed processes take time to end.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Found:
 
 @dataclass(slots=True)
 class OnEtcd:
-    """Formations with a journal in a file, and with one in an etcd whose leader is killed meanwhile."""
+    """Formations with a journal in a file, and with one in etcd, whose leader is killed meanwhile."""
 
     file: list[Registered] = field(default_factory=list)
     etcd: list[Registered] = field(default_factory=list)

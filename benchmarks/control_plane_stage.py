@@ -1,8 +1,8 @@
 """The setup of the control plane benchmark: a crowd of clients and one server.
 
-It starts both, sends the crowd its commands, and reads a server's CPU time and memory. A server is judged by its own
-CPU clock (clock_getcpuclockid(3)), which other work does not advance, and by the clients' timestamps on the host's
-monotonic clock.
+The module starts both, sends the crowd its commands, and reads the server's CPU time and memory. A server is judged by
+its own CPU clock (clock_getcpuclockid(3)), which other work does not advance, and by the clients' timestamps on the
+host's monotonic clock.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def resident_kib(pid: int) -> int:
 
 
 def descriptor_problem(workers: int, clients: int) -> str | None:
-    """Raise this process's limit, which its children inherit; return what is wrong if the hard limit is too low.
+    """Raise this process's limit, which its children inherit; if the hard limit is too low, return the problem.
 
-    A simulated worker takes two descriptors of its client (its connection and ZeroMQ's own signal). A scheduler takes
+    A simulated worker needs two descriptors in its client (its connection and ZeroMQ's own signal). A scheduler needs
     one per worker and leaves a quarter of its limit free.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -76,7 +76,7 @@ class Scene:
         self.port = int(self.job.variables["SCHED_PORT"])
 
     def start_scheduler(self) -> float:
-        """Start it; return when it was listening, on the host's monotonic clock."""
+        """Start the scheduler; return when it was listening, on the host's monotonic clock."""
         self.job.start_scheduler()
         return time.monotonic()
 
@@ -98,7 +98,7 @@ class Scene:
         return ports
 
     def tell_all(self) -> float:
-        """Let the bare server open a round; return when it started to, on the host's monotonic clock."""
+        """Let the bare server open a round; return when it began to, on the host's monotonic clock."""
         assert self.bare.stdin is not None
         self.bare.stdin.write(b"now\n")
         self.bare.stdin.flush()
@@ -110,13 +110,13 @@ class Scene:
     ) -> Crowds:
         """Start slots 0 to ``count`` - 1, dealt out to this many processes; return when all are ready.
 
-        They are dealt out rather than split into blocks: a server that broadcasts in slot order would finish with one
-        process before the next, and the first one's thousands of answers would delay the others.
+        Slots are dealt out rather than split into blocks: a server that broadcasts in slot order would finish with one
+        process before the next, and the first process's thousands of answers would delay the others.
         """
         return Crowds(self, kind, count, clients, blob_bytes, relays)
 
     def start_victims(self, count: int) -> subprocess.Popen[bytes]:
-        """Start the last ``count`` slots as a process each; return when all have been forked."""
+        """Start a process for each of the last ``count`` slots; return when all have been forked."""
         plan = {"kind": "victims", "first": self.world_size - count, "count": count}
         victims = self._start_clients("victims", plan, is_parent=True)
         self.wait_for("ready", {victims.pid})
@@ -128,7 +128,7 @@ class Scene:
         return self.stage.start(name, command, variables, gated=True, is_parent=is_parent)
 
     def wait_for(self, name: str, pids: set[int], *, since_s: float = 0.0) -> list[Moment]:
-        """Return that timestamp of each of these processes."""
+        """Wait for the event ``name`` of each of these processes, and return these events."""
         found: dict[int, Moment] = {}
 
         def all_there() -> bool:
@@ -160,7 +160,7 @@ class Crowds:
         return {process.pid for process in self._processes.values()}
 
     def tell(self, word: str) -> float:
-        """Send a command; return when, on the host's monotonic clock."""
+        """Send a command; return the time on the host's monotonic clock."""
         now = time.monotonic()
         for process in self._processes.values():
             assert process.stdin is not None
@@ -169,7 +169,7 @@ class Crowds:
         return now
 
     def ask(self, word: str, answer: str) -> int:
-        """Return the sum of all answers."""
+        """Send a command and return the sum of all answers."""
         since_s = self.tell(word)
         return sum(moment.step or 0 for moment in self.wait_for(answer, since_s))
 
@@ -177,11 +177,11 @@ class Crowds:
         return self._scene.wait_for(name, self.pids, since_s=since_s)
 
     def last(self, name: str, since_s: float = 0.0) -> float:
-        """Return when the last one reached that point."""
+        """Return when the last process reached that point."""
         return max(moment.at_s for moment in self.wait_for(name, since_s))
 
     def kill_one(self) -> float:
-        """kill -9 one process with all its workers. Return when, on the host's monotonic clock."""
+        """Kill -9 one process with all its workers; return the time on the host's monotonic clock."""
         name, _ = self._processes.popitem()
         now = time.monotonic()
         self._scene.stage.end(name)

@@ -33,10 +33,10 @@ from samebits.store.quorum.quorum_log import JOURNALS, read_log
 from tests.store.quorum.etcd_cluster import EtcdCluster, cluster_in
 
 SETTLE_S = 1.5  # until the last messages of a formation are read and all have started their heartbeats
-STEADY_S = 4.0  # until its effects have ended; after a storm of CURVE handshakes that takes some seconds
+STEADY_S = 4.0  # until the effects of a formation have ended; after a storm of CURVE handshakes that takes some seconds
 PAUSE_S = 0.05  # between two victims
 LOOK_S = 0.005
-# not the line about the round, which has these words too
+# does not match the line about the round, which contains "is lost" too
 LOSS = re.compile(rb"scheduler: worker \S+ \([^)]*\) is lost:")
 IN_MODIFY = 2  # linux/inotify.h
 INOTIFY_BYTES = 1 << 16
@@ -45,7 +45,7 @@ SECRET = "a secret of the benchmark, long enough"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What one server did for a crowd: formed it, served it for a while, was killed, and got it back."""
+    """Measurements of one server: it formed a crowd, served it for a while, was killed, and took it back."""
 
     form_s: float
     admit_cpu_s: float  # until the last one received its seat or its first answer
@@ -60,7 +60,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What could be recovered from a killed scheduler's journal."""
+    """The state that could be recovered from a killed scheduler's journal."""
 
     load_s: float
     seats: int
@@ -122,7 +122,7 @@ def _live(workers: int, clients: int, beats_s: float, copy: Path) -> tuple[Serve
 
 
 def encrypted(workers: int, clients: int, beats_s: float) -> Served:
-    """The same with a secret, up to the kill: the storm of handshakes and the steady state."""
+    """Run a scheduler with a secret and measure the storm of handshakes and the steady state, up to the kill."""
     with Stage() as stage:
         scene = Scene(stage, workers, CLUSTER_SECRET=SECRET)
         scene.start_scheduler()
@@ -131,7 +131,7 @@ def encrypted(workers: int, clients: int, beats_s: float) -> Served:
 
 
 def bare(workers: int, clients: int, beats_s: float) -> Served:
-    """The same with a ROUTER that decides nothing."""
+    """Measure the same as :func:`ours` with a ROUTER that decides nothing."""
     with Stage() as stage:
         scene = Scene(stage, workers)
         scene.start_bare("router", workers)
@@ -148,7 +148,7 @@ def bare(workers: int, clients: int, beats_s: float) -> Served:
 
 
 def bare_encrypted(workers: int, clients: int, beats_s: float) -> Served:
-    """The bare ROUTER with a secret: the cost of CURVE itself."""
+    """Measure the bare ROUTER with a secret: the cost of CURVE itself."""
     with Stage() as stage:
         scene = Scene(stage, workers, CLUSTER_SECRET=SECRET)
         scene.start_bare("router", workers)
@@ -170,7 +170,7 @@ def formed(workers: int, clients: int, relays: int = 0, *, is_bare: bool = False
     """Form a job with our scheduler, or the same crowd with a bare ROUTER.
 
     Args:
-        relays: among which the crowd is dealt out; 0: every worker connects to the scheduler.
+        relays: number of relays among which the crowd is dealt out; 0: every worker connects to the scheduler.
         variables: the job's variables.
     """
     with Stage() as stage:
@@ -188,7 +188,7 @@ def formed(workers: int, clients: int, relays: int = 0, *, is_bare: bool = False
 
 
 def echo(workers: int, clients: int) -> float:
-    """One message and its answer for each worker: the bare minimum of a ROUTER."""
+    """Measure one message and its answer for each worker: the bare minimum of a ROUTER."""
     with Stage() as stage:
         scene = Scene(stage, workers)
         scene.start_bare("router", 0)
@@ -216,7 +216,7 @@ def _beat(scene: Scene, crowds: Crowds, server: str, beats_s: float) -> tuple[in
 
 
 def _load(recovery: Path) -> tuple[float, int]:
-    """Load as a new scheduler does; return seconds and the seats it then knows."""
+    """Load the journal as a new scheduler does; return the seconds and the number of seats in it."""
     with seldom_collected():  # as the scheduler
         began_s = time.perf_counter()
         journal, payloads = Journal.open(recovery)
@@ -235,7 +235,7 @@ def _lose_half(scene: Scene, crowds: Crowds, lost: int) -> MassLoss:
     return MassLoss(lost, all_seen_s, len(numbers))
 
 
-# ---- a journal in an etcd
+# ---- a journal in etcd
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ class Registered:
     journal_bytes: int
     lost: int
     doubled: int
-    at_kill: int = 0  # bytes of the journal when the etcd's leader was killed
+    at_kill: int = 0  # bytes of the journal when etcd's leader was killed
 
 
 def registered(workers: int, clients: int, *, etcd_kill_at: int | None = None) -> Registered:
@@ -285,7 +285,7 @@ def _unpacked(payload: bytes) -> records.Record:
 
 
 def _kill_leader(cluster: EtcdCluster, journal: Path, at_bytes: int) -> int:
-    """Kill the leader once the journal's copy has so many bytes; return how many it had then."""
+    """Kill the leader once the journal's copy has ``at_bytes`` bytes; return how many it had at that moment."""
     leader = cluster.leader()
     assert leader is not None
     deadline_s = time.monotonic() + WITHIN_S
@@ -302,7 +302,7 @@ def _kill_leader(cluster: EtcdCluster, journal: Path, at_bytes: int) -> int:
 
 
 def losses(workers: int, clients: int, victims: int) -> Losses:
-    """Kill processes one by one; the first loss is broadcast, each is decided on."""
+    """Kill processes one by one; the scheduler broadcasts the first loss, and decides on each."""
     with Stage() as stage:
         scene = Scene(stage, workers)
         scene.start_scheduler()
@@ -346,7 +346,7 @@ def _of_victims(scene: Scene, crowds: Crowds, victims: int) -> set[int]:
 
 
 class _Log:
-    """The scheduler's log from now on; it logs a loss once that is durable, just before it notifies all.
+    """The scheduler's log from now on. A loss is logged once it is durable, just before all are notified.
 
     The kernel wakes the reader when a line is written (inotify(7)); polling would be late and take CPU time.
     """
@@ -370,7 +370,7 @@ class _Log:
         self._file.close()
 
     def wait_for_losses(self, count: int) -> float:
-        """Return when this many had been logged."""
+        """Wait until this many losses have been logged, and return the time."""
         deadline_s = time.monotonic() + WITHIN_S
         while True:
             woken_s = time.monotonic()
@@ -385,7 +385,7 @@ class _Log:
 
 
 def publish(workers: int, clients: int) -> float:
-    """Measure a bare PUB's one message until the last subscriber has it."""
+    """Measure how long a bare PUB's single message takes to reach the last subscriber."""
     with Stage() as stage:
         scene = Scene(stage, workers)
         scene.start_bare("pub", workers)

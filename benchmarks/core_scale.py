@@ -1,4 +1,4 @@
-"""The cost of the scheduler's decisions alone, without sockets and disk, for N workers and for N/4.
+"""Measure the cost of the scheduler's decisions alone, without sockets and disk, for N workers and for N/4.
 
 ``python -m benchmarks.core_scale [--quick] [--workers N]``. Each story (a first start, a loss and the return, half of
 all lost, a scheduler restart, …) is played to the core with N workers and with N/4, with the messages that real ones
@@ -41,12 +41,12 @@ from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEv
 from samebits.core.state import JobState
 
 WORKERS, WORKERS_QUICK = 10_000, 1000
-SHARE = 4  # the smaller job has this many times fewer
+SHARE = 4  # the larger job has this many times as many workers as the smaller
 TRIALS = 3
 RANKS_A_HOST = 8
 LIVE, SAVED = Point(7, 1), (Point(10, 1), Point(20, 1))
 JOB = "job"
-MEANT = 1.5  # growth; the size of the cache makes it more than linear
+MEANT = 1.5  # highest growth intended; the size of the cache makes it more than linear
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class Crowd:
             self.step(Received(self.session_of[slot], beat))
 
     def compare(self, *points: Point, commits: int = 7) -> None:
-        """Report equal states of all ranks there."""
+        """Report equal states of all ranks at these points."""
         digests = tuple(Digest(point, commits, b"same") for point in points)
         for slot in range(self.workers):
             self.step(Received(self.session_of[slot], ReportEnvelope(self._credential(slot), Digests(digests))))

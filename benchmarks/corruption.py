@@ -1,4 +1,4 @@
-"""How many silent corruptions are located to their rank and repaired, by what is overwritten and how.
+"""Count the silent corruptions that are located to their rank and repaired, by what is overwritten and how.
 
 ``python -m benchmarks.corruption [--draws N] [--seed N]``. A job of three ranks trains with CONSISTENCY=majority:50 and
 AUDIT=50. In each window of 50 steps one corruption is drawn (``benchmarks.corruption_draws``) and written to memory.
@@ -49,7 +49,7 @@ LONGEST_WINDOW_S = 300.0
 """Without an event for this long, the start included, the job counts as hung."""
 LOOK_EVERY_S = 0.1
 SAID_EVERY = 10
-"""Draws between two progress lines."""
+"""Number of draws between two progress lines."""
 HARMLESS, LOCATED, REPAIRED, MISSED = OUTCOMES = ("harmless", "located", "repaired", "missed")
 _DIFFERS = re.compile(r" rank ([\d, ]+) \(worker [^)]*.*?\) differs from rank .*? (?:after|at the end,) step (\d+)")
 _AUDITED = re.compile(r", step (\d+): rank .*most likely rank (\d+)'s device is at fault")
@@ -76,7 +76,7 @@ class Clean(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the file: one of the two."""
+    """A line of the file: either a draw's result or steps without a corruption."""
 
     found: Found | None = None
     clean: Clean | None = None
@@ -84,7 +84,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(slots=True)
 class Log:
-    """What the log of a scheduler says about ranks, by window.
+    """The lines of a scheduler's log that name ranks, by window.
 
     Attributes:
         named: the ranks that were named.
@@ -98,7 +98,7 @@ class Log:
 
     @classmethod
     def of(cls, text: str) -> Log:
-        """Read a log."""
+        """Parse a log."""
         log = cls()
         for line in text.splitlines():
             for ranks, step in [(m[1], m[2]) for m in _DIFFERS.finditer(line)] + [
@@ -114,7 +114,7 @@ class Log:
 
 @dataclass(slots=True)
 class Ran:
-    """What one job did.
+    """The results of one job.
 
     Attributes:
         corrupted: draw → whether it changed any bit.
@@ -156,7 +156,7 @@ def run(seed: int, first: int, count: int, progress: Progress, *, steps: int = 0
         seed: the seed of the draws.
         first: the first draw.
         count: number of draws; 0: nothing is overwritten.
-        progress: told of hashes.
+        progress: reports the hashes.
         steps: total of steps; by default those of the draws.
     """
     with Stage() as stage:
@@ -196,7 +196,7 @@ def _follow(stage: Stage, workers: Sequence[subprocess.Popen[bytes]], progress: 
 
 
 def measure(seed: int, count: int, into: Path | None, progress: Progress) -> list[Found]:
-    """Carry out all draws of a seed, in as many jobs as end on one of them, and return their results."""
+    """Carry out all draws of a seed, starting a new job after each draw that ends one, and return the results."""
     found: list[Found] = []
     first = 1
     while first <= count:

@@ -53,7 +53,7 @@ class Kind(enum.Enum):
 
 
 class Place(enum.Enum):
-    """What is overwritten.
+    """The values that are overwritten.
 
     ``GRADIENT`` and ``ACTIVATION`` occur in any step of a window, so that few of those steps are audited. Their
     audited counterparts occur in an audited step, on the audited rank.
@@ -70,17 +70,17 @@ class Place(enum.Enum):
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the value is overwritten between a commit and the next step."""
+        """Return whether the value is overwritten between a commit and the next step."""
         return self in (Place.WEIGHT, Place.MOMENT)
 
     @property
     def is_of_audited_step(self) -> bool:
-        """Whether the step and the rank are those of an audit."""
+        """Return whether the step and the rank are those of an audit."""
         return self in (Place.AUDITED_GRADIENT, Place.AUDITED_ACTIVATION)
 
     @property
     def is_visible(self) -> bool:
-        """Whether a replica or an audit holds a correct value to compare with."""
+        """Return whether a replica or an audit holds a correct value to compare with."""
         return self.is_at_rest or self.is_of_audited_step or self is Place.RECEIVED
 
 
@@ -105,7 +105,7 @@ class Draw:
     where: int
 
     def rng(self) -> random.Random:
-        """Return the generator for the tensor, the position and the bits, at its beginning."""
+        """Return a new generator for the tensor, the position and the bits."""
         return random.Random(self.where)
 
 
@@ -131,10 +131,10 @@ def corrupt(memory: npt.NDArray[np.uint8], item_bytes: int, columns: int, kind: 
     """Overwrite values of a matrix in place, and return whether any bit has changed.
 
     Args:
-        memory: the bytes of the whole matrix, row by row.
+        memory: the bytes of the complete matrix, row by row.
         item_bytes: 4 for float32, 2 for bfloat16.
-        columns: the matrix's columns; at least 16, as for the rows.
-        kind: how.
+            columns: the number of the matrix's columns; it has at least 16 columns and 16 rows.
+            kind: how values are overwritten.
         rng: chooses position and bits.
     """
     before = memory.copy()
@@ -165,7 +165,7 @@ def corrupt(memory: npt.NDArray[np.uint8], item_bytes: int, columns: int, kind: 
 
 
 def _corrupt_tile(matrix: npt.NDArray[np.uint32 | np.uint16], mantissa: int, rng: random.Random) -> None:
-    """Scale or swap a 16 x 16 block: ×2, ×-1, ×0, or exchanged with another block."""
+    """Scale or swap a 16 x 16 block: ×2, ×-1, ×0, or exchanged with a second block."""
     rows, columns = (size // 16 for size in matrix.shape)
     places = [(16 * row, 16 * column) for row in range(rows) for column in range(columns)]
     (row, column), (other_row, other_column) = rng.sample(places, 2)

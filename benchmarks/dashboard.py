@@ -1,4 +1,4 @@
-"""``python -m benchmarks.dashboard``: how soon the page is painted, and what open pages cost the scheduler.
+"""``python -m benchmarks.dashboard``: measure how soon the page is painted and what open pages cost the scheduler.
 
 A crowd of simulated workers (``benchmarks.workers.control_plane_crowd``) uses a scheduler, and a dashboard serves that
 job. With 256 ranks a real browser, Debian's Chromium, opens the page: measured are the time from the start of the
@@ -101,7 +101,7 @@ def paint(measured: Measured, ranks: int, count: int, chromium: str, progress: P
 
 
 def _kill(browser: Any, url: str, measured: Measured, crowds: Crowds, ranks: int, progress: Progress) -> None:
-    """kill -9 a process with its ranks, repeatedly, until the open page shows them as lost."""
+    """Repeatedly kill -9 a process with its ranks, and wait until the open page shows one as lost."""
     page = browser.new_page(locale="en-US")
     page.goto(url)
     page.evaluate(_SHOWN, [".rank", ranks])
@@ -131,7 +131,7 @@ def _open(browser: Any, url: str, complaints: list[str], path: str, ranks: int =
 
 
 class _Reader(threading.Thread):
-    """An open page as far as the server knows: it reads the whole stream."""
+    """Looks like an open page to the server: reads the complete stream."""
 
     def __init__(self, host: str) -> None:
         super().__init__(daemon=True)

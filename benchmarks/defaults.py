@@ -1,4 +1,4 @@
-"""The cost of all monitoring: steps per second with the default settings ÷ with all of it off.
+"""Measure the cost of all monitoring: steps per second with the default settings ÷ with all of it off.
 
 ``python -m benchmarks.defaults [--quick] [--workload NAME ...] [--ranks N] [--watcher NAME]``. Three jobs of the same
 script alternate in every order (``benchmarks.turns``): SameBits with everything off, which is the floor, SameBits with
@@ -10,8 +10,8 @@ by default are hang detection (HANG), straggler detection (STRAGGLER, which time
 ``--watcher copies`` trains with FSDP2 and measures SHARD_COPY_EVERY. The report then also has the CPU time of one copy
 of a commit ÷ that of a memcpy of as many bytes.
 
-A window contains one comparison of the ranks, and all windows together several host checks, which come every ten
-seconds. The models have 3 and 25 million parameters unless another is named. There are two ranks by default: with more
+A window contains one comparison of the ranks, and all windows together several host checks, one every ten seconds.
+The models have 3 and 25 million parameters unless another is named. There are two ranks by default: with more
 ranks than cores the system's own scheduler would affect every figure. On a machine with other load the ratio of CPU
 time is more reliable.
 """
@@ -47,7 +47,7 @@ WATCHERS: dict[str, dict[str, str]] = {
     "health": {"HEALTH": "off"},
     "copies": {"SHARD_COPY_EVERY": "off"},
 }
-"""Settings that are on by default, and the value that turns each off."""
+"""Settings that are on by default, each with the value that turns it off."""
 COPIED_BYTES, TENSORS, REPEATS, WARM = 64 * 2**20, 32, 15, 3
 WINDOW_STEPS = 50
 BLOCKS = {"mlp": 6, "wide": 2, "transformer": 1}
@@ -93,7 +93,7 @@ def report(measured: Mapping[str, Turns], copy: float | None = None) -> Report:
 
     Args:
         measured: windows by workload.
-        copy: what :func:`copy_cpu_vs_memcpy` returns, if that was measured.
+        copy: the result of :func:`copy_cpu_vs_memcpy`, if it was measured.
     """
     found = Report("defaults")
     for name, turns in measured.items():

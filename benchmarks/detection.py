@@ -1,16 +1,16 @@
-"""How soon a fault is noticed, and whether the right worker is named with its cause and line.
+"""Measure how soon a fault is noticed, and whether the right worker is named with its cause and line.
 
 ``python -m benchmarks.detection [--times N] [--only FAULT ...] [--who NAME ...]``. A job of two ranks repeatedly loses
 one of them to the same fault: kill -9, an exception, SIGSTOP, a main thread that sleeps, a deadlock, the GIL held in C,
 a loader that never returns, a rank that returns while the other is in a collective, a network cut in both directions
-(in its own namespaces). The notice is the first line of the scheduler's log about it. All settings are the defaults but
-REGISTER_COOLDOWN=0.
+(in its own namespaces). The notice is the first line about the fault in the scheduler's log. All settings are the
+defaults except REGISTER_COOLDOWN=0.
 
-The floor of a kill is the time until the kernel closes the connections of a process as large as a rank, that of a
-silence the lease (NODE_TIMEOUT), that of a standstill the shortest timeout that is ever learned. The peers are torchrun
-and, if an interpreter with it is named, torchft: kill -9 and SIGSTOP of a rank, by the first line about it in any of
-their logs. Twenty of each take an hour: ``--only FAULT --who NAME --times N --into FILE`` measures a part and adds it
-to a file, and ``--of FILE`` makes the report of all parts.
+The floor of a kill is the time until the kernel closes the connections of a process as large as a rank. The floor of a
+silence is the lease (NODE_TIMEOUT), and that of a standstill the shortest timeout that is ever learned. The peers are
+torchrun and, if ``--torchft`` names an interpreter that has it, torchft: kill -9 and SIGSTOP of a rank, by the first
+line about it in any of their logs. Twenty of each take an hour: ``--only FAULT --who NAME --times N --into FILE``
+measures a part and adds it to a file, and ``--of FILE`` makes the report of all parts.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ PEERS_SAY = {
         rb"got exception|Detected quorum change|\[%d heartbeating\]|(?<!join )[Tt]imed? ?out" % (WORLD_SIZE - 1)
     ),
 }
-"""A pattern that matches a line about a fault in its logs and no other."""
+"""Patterns by peer, each of which matches only a line about a fault in the peer's logs."""
 PEERS_FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 class Faulty:
-    """A job of ours whose rank ``VICTIM`` fails; with ``nets`` it is behind a cable of its own."""
+    """A job of ours whose rank ``VICTIM`` fails; with ``nets`` that rank is behind a cable of its own."""
 
     def __init__(self, stage: Stage, nets: Nets | None = None) -> None:
         self._stage, self._nets = stage, nets
@@ -126,14 +126,14 @@ class Faulty:
         self._pids[rank] = process.pid
 
     def _wait_until_steady(self) -> int:
-        """Wait until all have made some steps in this generation; return the victim's pid."""
+        """Wait until all ranks have made some steps in this generation; return the victim's pid."""
         victim = self._pids[VICTIM]
         self._stage.channel.take()
         made = {pid: self._stage.channel.reached.get(pid, 0) for pid in self._pids.values()}
 
         def steady() -> bool:
             reached = self._stage.channel.reached
-            if not made[victim]:  # it has only just arrived: earlier steps are another generation's
+            if not made[victim]:  # it has only just arrived: earlier steps are those of an earlier generation
                 made.update({pid: reached.get(pid, 0) for pid in made})
                 return False
             return all(reached.get(pid, 0) >= made[pid] + STEPS_BEFORE for pid in made)

@@ -22,11 +22,11 @@ class Fault:
 
     Attributes:
         says: pattern for the scheduler's sentence.
-        sent: a signal from outside; 0: the worker does it on command.
+        sent: a signal from outside; 0: the worker fails on command.
         line: whether the sentence names the line of the script.
-        asks: whether the line comes from asking the process (``samebits stack``, a follower), because it cannot report
-            it.
-        ends_job: whether half of the ranks failing so may end the job before a replacement is there.
+        asks: whether the line comes from asking the process (``samebits stack``, a follower), because the process
+                    cannot report it.
+        ends_job: whether the job may end before a replacement arrives if half of its ranks fail in this way.
     """
 
     name: str

@@ -20,10 +20,10 @@ _WITHIN_S = 30.0
 
 
 class Nets:
-    """Both networks; ``inside`` runs a command in the one with this address.
+    """Both networks; ``inside`` runs a command in the network with this address.
 
     Raises:
-        OSError: this machine, or this user, cannot have them.
+        OSError: this machine or this user cannot create them.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Nets:
 
 
 def nets_need() -> str:
-    """Return why they cannot be made here, or an empty string."""
+    """Return why the networks cannot be created here, or an empty string."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(Nets())

@@ -16,7 +16,7 @@ FLOOR = "floor"
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """One fault: seconds to the notice (None: there was none in time), its text, and whether that is right."""
+    """One fault: seconds to the notice (None: none in time), the notice's text, and whether the text is right."""
 
     noticed_s: float | None
     said: str = ""
@@ -35,7 +35,7 @@ class Trials:
 
     Attributes:
         of: trials by contestant (``OURS``, ``FLOOR``, a peer's name) and by fault.
-        into: the file to which each is added.
+        into: the file to which each trial is added.
     """
 
     of: dict[str, dict[str, list[Trial]]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Trials:
 
     @classmethod
     def read(cls, path: Path) -> Trials:
-        """Read all trials that were added; as ``parts.read``."""
+        """Read all trials that were added; raises the errors of ``parts.read``."""
         trials = cls()
         for found in parts.read(path, _Line):
             trials.add(found.who, found.fault, found.trial)

@@ -7,12 +7,12 @@ nodes and racks come as Poisson processes. One failure costs
     until resumed = detection + decision + per rank × ranks + communicators × ranks + half a step
 
 Half a step is the mean part of the interrupted step that was done in vain; no completed step is redone. Survivors wait
-during the recovery, and a failure during it starts it again. Spare ranks take the places of lost ranks, and return to
-the pool after a repair. Without a spare the job waits for the next repair. For comparison, without waits for spares,
+during the recovery, and a failure during a recovery restarts it. Spare ranks take the places of lost ranks, and return
+to the pool after a repair. Without a spare the job waits for the next repair. For comparison, without waits for spares,
 
     effective training time = 1 ÷ (1 + failures per second × half a step + (exp(failures per second × recovery) - 1))
 
-because a recovery of length t that starts again at each failure takes (exp(λt) - 1) ÷ λ on average. A loss of the
+because a recovery of length t that restarts at each failure takes (exp(λt) - 1) ÷ λ on average. A loss of the
 scheduler costs nothing, since training continues without one.
 
 Not measured here: GPUs and their communicators. ``communicators`` is zero in ``control_plane`` and, in
@@ -102,20 +102,20 @@ class Fleet:
 
     @property
     def recovery_s(self) -> float:
-        """Return the time from a failure that is seen until all ranks step again."""
+        """Return the time from the detection of a failure until all ranks step again."""
         return DECISION_S + (PER_RANK_S + self.communicators_per_rank_s) * self.ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What happened in one job."""
+    """The results of one simulated job."""
 
     effective: float
     failures: int
     steps_lost: float
-    """Interrupted steps, as parts of a step; completed steps are never lost."""
+    """Sum of the lost parts of interrupted steps, in steps; completed steps are never lost."""
     waited_s: float
-    """For spares."""
+    """Time spent waiting for spares."""
 
 
 def expected(fleet: Fleet) -> float:
@@ -126,7 +126,7 @@ def expected(fleet: Fleet) -> float:
 
 
 def simulate(fleet: Fleet, seconds: float, seed: int) -> Simulated:
-    """Run one job for so long."""
+    """Simulate one job for this many seconds."""
     rng = random.Random(seed)
     rate = fleet.node_rate + fleet.rack_rate
     now, trained, waited, lost_steps, failures, spares = 0.0, 0.0, 0.0, 0.0, 0, fleet.spares
@@ -156,7 +156,7 @@ def simulate(fleet: Fleet, seconds: float, seed: int) -> Simulated:
 
 
 def generation_bytes(ranks: int) -> int:
-    """Return the size of the record that a generation of so many ranks adds to the journal."""
+    """Return the size of the record that a generation with this many ranks adds to the journal."""
     members = tuple((str(rank), 1) for rank in range(ranks))
     record = GenerationCommitted(2, RoundId(1, 2), members, None, (), (), tuple(range(ranks)))
     return len(records.SCHEMA.pack(record))
@@ -167,7 +167,7 @@ def generation_bytes(ranks: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A real job under regular kills, and what the formula says of it."""
+    """A real job under regular kills, and the formula's result for it."""
 
     ranks: int
     kills: int
@@ -179,8 +179,8 @@ class Checked:
 def check(ranks: int, seconds: float, every_s: float, seed: int) -> Checked:
     """Run a job with a spare, kill a rank every ``every_s``, and compare its goodput with the formula's.
 
-    The formula gets the recoveries' mean from the job's own history and the step from undisturbed runs before and
-    after, so this checks that nothing else costs time.
+    The formula gets the mean recovery time from the job's own history and the step's time from undisturbed runs before
+    and after, so this checks that nothing else costs time.
     """
     rng = random.Random(seed)
     before = undisturbed(ranks, seconds / 4)

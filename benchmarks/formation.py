@@ -1,10 +1,10 @@
-"""From the last registration to a rank in every worker and to a usable process group, beside torch's own.
+"""Measure the time from the last registration to a rank in every worker and to a usable group, beside torch's own.
 
 ``python -m benchmarks.formation [--quick]``. The workers of both sides have imported everything when they are released
 at one barrier; their servers (our scheduler; rank 0's TCPStore) already listen. *Rank known* runs from when the last
 worker sends its registration until every worker has received its generation and its rank. *Group ready* runs from the
 same time until the sum of one float is back on every rank; for torch's ``init_process_group``, which is given its
-ranks, from the last rank's call of it. Trials of both alternate at each world size.
+ranks, from the last rank's call. Trials of both alternate at each world size.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Formation:
     seat_known_ms: float
     """``samebits.init()`` is done except for its group of one"""
     waits_ms: float
-    """in the rendezvous, its checkpoint folder claimed and locked"""
+    """the worker is in the rendezvous, with its checkpoint folder claimed and locked"""
     rank_known_ms: float
     group_formed_ms: float
     group_ready_ms: float
     training_ms: float
     """the user's function runs, its state durable and equal on all ranks"""
     from_init_ms: float
-    """before the rest: from the last worker's call of ``samebits.init()`` to the last registration"""
+    """not included above: from the last worker's call of ``samebits.init()`` to the last registration"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def form_plain(world_size: int) -> PlainFormation:
         ]
         _wait_for_all(stage, "waits", world_size)
         time.sleep(SETTLE_S)
-        # A client that finds no listener retries only half a second later, which is not to be measured.
+        # A client that finds no listener retries only half a second later, which must not be measured.
         _release(ranks[:1])
         wait_until_listening(port, stage)
         _release(ranks[1:])

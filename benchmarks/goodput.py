@@ -1,4 +1,4 @@
-"""``python -m benchmarks.goodput``: how much of a job's speed is left when ranks are killed regularly.
+"""``python -m benchmarks.goodput``: measure how much of a job's speed remains when ranks are killed regularly.
 
 Goodput is (steps kept × the undisturbed run's time per step, same number of processes) ÷ wall time. Contestants train
 the same model one after the other, each for the same time, and lose a rank every ``--every`` seconds: SameBits with a
@@ -8,8 +8,8 @@ cost of a recovery: a restart, a redone step, a spare's imports on the same core
 time went, also by the names (``BadputType``) of Google's ml-goodput-measurement.
 
 On a shared machine speed varies over time. So each contestant runs between two windows of the undisturbed run and is
-compared with those two alone. If they differ by more than 5 %, its figure is given, marked as not comparable, and left
-out of the ratios.
+compared only with those two. If they differ by more than 5 %, the contestant's figure is marked as not comparable and
+left out of the ratios.
 
 Ten minutes of each take an hour: ``--who NAME --seconds N --into FILE`` measures a part, with its own two windows, and
 adds it to a file, and ``--of FILE`` makes the report of all parts. Parts of the same contestant and the same interval
@@ -48,7 +48,7 @@ BEGIN_WITHIN_S = 240.0
 LOOK_S = 0.2
 RECENT_S = 2.0
 COMPARABLE = 0.05
-"""The largest relative difference of the two undisturbed windows around a contestant."""
+"""The largest relative difference between the two undisturbed windows around a contestant."""
 
 
 PEERS = (TORCHRUN, TORCHFT)
@@ -56,7 +56,7 @@ CONTESTANTS = ("spare", "restart", *PEERS)
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one contestant did while it was measured."""
+    """One contestant's steps, kills and time while it was measured."""
 
     wall_s: Annotated[float, msgspec.Meta(gt=0)]
     steps: Annotated[int, msgspec.Meta(ge=0)]
@@ -65,7 +65,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def step_s(self) -> float:
-        """Seconds per step."""
+        """Return the seconds per step."""
         return self.wall_s / max(1, self.steps)
 
 
@@ -81,28 +81,29 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """Parts with the same name are summed."""
+        """Return the part's name; parts with the same name are summed."""
         return f"{self.who}_every_{self.every_s:g}"
 
     @property
     def step_s(self) -> float:
-        """Seconds per undisturbed step, over both windows."""
+        """Return the seconds per undisturbed step, over both windows."""
         return (self.before.wall_s + self.after.wall_s) / max(1, self.before.steps + self.after.steps)
 
     @property
     def spread(self) -> float:
-        """Relative difference of the two windows."""
+        """Return the relative difference between the two windows."""
         return abs(self.before.step_s - self.after.step_s) / self.step_s
 
     @property
     def is_comparable(self) -> bool:
-        """Whether the machine was as fast after the contestant as before it."""
+        """Return whether the machine was as fast after the contestant as before it."""
         return self.spread <= COMPARABLE
 
 
 def goodput(of_one: Sequence[Part]) -> float:
-    """Return the share of the time that the kept steps would have taken undisturbed, by each part's windows; of at
-    least one part.
+    """Return the share of the wall time that the kept steps would have taken undisturbed.
+
+    Each of the parts, of which there is at least one, is compared with its own windows.
     """
     return sum(part.run.steps * part.step_s for part in of_one) / sum(part.run.wall_s for part in of_one)
 
@@ -128,13 +129,11 @@ class Members:
 
 
 Kill = Callable[[int, str], None]
-"""Ends the process with this pid and name."""
+"""Kills the process with this pid and name."""
 
 
 def measure(stage: Stage, workers: int, for_s: float, every_s: float, rng: random.Random, kill: Kill | None) -> Run:
-    """Wait for the start, then count steps; with ``kill`` given, one of the training processes is lost every
-    ``every_s``.
-    """
+    """Wait for the start, then count steps; ``kill``, if given, ends a training process every ``every_s``."""
     members, deadline_s = Members(stage.channel), time.monotonic() + BEGIN_WITHIN_S
     while len(members.now()) < workers:
         if time.monotonic() > deadline_s:
@@ -146,7 +145,7 @@ def measure(stage: Stage, workers: int, for_s: float, every_s: float, rng: rando
     while (now_s := time.monotonic()) < began_s + for_s:
         members.look()
         training = members.now()
-        # One that has not returned is not killed twice: the next kill waits until all train.
+        # The next kill waits until all ranks train, so that no rank is killed while one is still missing.
         if kill is not None and now_s >= due_s and len(training) >= workers:
             pid = rng.choice(sorted(training))
             kill(pid, training[pid])
@@ -234,10 +233,10 @@ def measure_parts(options: argparse.Namespace, names: Sequence[str], progress: P
 
 
 def by_name(found: Sequence[Part]) -> dict[str, list[Part]]:
-    """Group the parts to be summed.
+    """Group the parts whose figures are summed.
 
     Raises:
-        ValueError: there is none, or they have different world sizes.
+        ValueError: there are no parts, or they have different world sizes.
     """
     sizes = sorted({part.workers for part in found})
     if len(sizes) != 1:

@@ -1,4 +1,4 @@
-"""CPU time of the training thread for HIDDEN_STATE=tell, once per job, and for weights swapped through ``.data``.
+"""Measure the training thread's CPU time for HIDDEN_STATE=tell, once per job, and for weights swapped via ``.data``.
 
 ``python -m benchmarks.hidden_state [--quick]``. The same script in a world of one runs in new processes with
 HIDDEN_STATE=off and tell in turn, through the commits at which the analysis happens; the setup of ``elastic.run`` is

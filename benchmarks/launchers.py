@@ -43,9 +43,9 @@ from benchmarks.report import MISSING, Progress, Report, median, table
 
 RECOVERED_WITHIN_S = 60.0
 WHOLE_RUN_S = 600.0
-"""Another trial of each launcher begins only if it is likely to end within this time."""
+"""One more trial of each launcher begins only if it is likely to end within this time."""
 WATCHED_S = 10.0
-"""After the coordinator is killed, ranks that make no step for this long do not train."""
+"""Ranks that make no step for this long after the coordinator was killed count as stopped."""
 _SHOWN = 160
 _PAGES = ("docs/explanation/comparison.md", "docs/explanation/comparison.zh-CN.md")
 BEGIN, END = "<!-- launchers:begin -->\n", "<!-- launchers:end -->"
@@ -56,7 +56,7 @@ class Launcher:
     """A way to start the job.
 
     Attributes:
-        name: in the table.
+        name: its name in the table.
         start: starts the job on a stage; returns a function that finds the coordinator's pid.
         needs: returns what prevents this launcher from taking part, or an empty string.
     """
@@ -68,7 +68,7 @@ class Launcher:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One launcher's figures; None if not measured, with the line that says why in ``problem``."""
+    """One launcher's figures, each None if not measured; ``problem`` is then the line that explains why."""
 
     total_s: float | None = None
     redone_steps: int | None = None
@@ -81,7 +81,7 @@ class Row:
 
 
 def with_modules(python: str, *names: str) -> str:
-    """Return what an interpreter lacks, or an empty string."""
+    """Return which of these modules an interpreter lacks, or an empty string."""
     run = subprocess.run(
         [python, "-c", "; ".join(f"import {name}" for name in names)],
         cwd=REPOSITORY,
@@ -113,9 +113,9 @@ def torchrun(
 
     Args:
         worker: the script and its arguments.
-        backend: of ``--rdzv-backend``.
+        backend: the value of ``--rdzv-backend``.
         program: the arguments of Python that start torchrun.
-        conf: of ``--rdzv-conf``, in which ``{folder}`` is the stage's.
+        conf: the value of ``--rdzv-conf``, in which ``{folder}`` is replaced by the stage's folder.
     """
 
     def start(stage: Stage, python: str) -> Callable[[], int]:
@@ -249,7 +249,7 @@ def evaluate(channel: Channel, highest: int, killed_s: float, pids: frozenset[in
 
 
 def _outlives(stage: Stage, coordinator: int, stack: contextlib.ExitStack) -> bool:
-    """Kill the coordinator; return whether every rank keeps stepping in its process."""
+    """Kill the coordinator; return whether every rank keeps stepping in the same process."""
     channel = stage.channel
     ranks = frozenset(pid for pid in channel.reached if Path(f"/proc/{pid}").exists())
     for pid in ranks:  # orphans, if the coordinator is their parent
@@ -293,7 +293,7 @@ _WORDS = ("training continues", "training stops")
 
 
 def summary(undisturbed: Sequence[Row], rows: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, Any]]:
-    """Return each launcher's figures over its trials; what was not measured is missing."""
+    """Return each launcher's figures over its trials, without those that were not measured."""
     plain_ms = [row.step_ms for row in undisturbed if row.step_ms is not None]
     found: dict[str, dict[str, Any]] = {}
     for name, trials in rows.items():
@@ -422,7 +422,7 @@ def main() -> None:
 
 
 def measured_rows(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, list[Row]]]:
-    """Run the trials; return those of plain DDP, and those of each launcher."""
+    """Run the trials; return the rows of plain DDP, and those of each launcher."""
     rng, progress = random.Random(arguments.seed), Progress(f"{WORLD_SIZE} ranks under each launcher lose one")
     began_s = time.monotonic()
     undisturbed: list[Row] = []

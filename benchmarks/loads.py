@@ -2,7 +2,7 @@
 
 A load has one number per check, ``LOOK_S`` apart: how many workers it would keep busy then. ``changes`` counts its
 changes, the start included; fluctuations faster than a policy may follow count as one load. ``benchmarks.autoscale``
-sizes jobs by these.
+sizes jobs for these loads.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ class Load:
 
 
 def step() -> Load:
-    """Two workers' work, then six, then two."""
+    """Return work for two workers, then six, then two."""
     third = LOOKS // 3
     return Load("step", (*[2.0] * third, *[6.0] * third, *[2.0] * (LOOKS - 2 * third)), 3)
 
 
 def ramp() -> Load:
-    """Rises from one to seven and falls again."""
+    """Return a load that rises from one to seven and falls again."""
     half = LOOKS // 2
     return Load("ramp", tuple(1.0 + 6.0 * (1.0 - abs(at - half) / half) for at in range(LOOKS)), 2)
 
 
 def diurnal() -> Load:
-    """Two shortened days."""
+    """Return two shortened days."""
     return Load("diurnal", tuple(4.0 - 3.0 * math.cos(4 * math.pi * at / LOOKS) for at in range(LOOKS)), 4)
 
 
 def bursty(seed: int = 1) -> Load:
-    """Almost nothing, with occasional minutes of heavy load."""
+    """Return almost no load, with occasional minutes of heavy load."""
     draw, busy, changes = random.Random(seed), list[float](), 1
     while len(busy) < LOOKS:
         busy += [0.5] * draw.randint(20, 120)
@@ -58,30 +58,30 @@ def bursty(seed: int = 1) -> Load:
 
 
 def noisy(seed: int = 2) -> Load:
-    """Constant to within a quarter."""
+    """Return a load that is constant to within a quarter."""
     draw = random.Random(seed)
     return Load("noisy", tuple(3.5 * draw.uniform(0.75, 1.25) for _ in range(LOOKS)), 1)
 
 
 def sawtooth(period_s: float) -> Load:
-    """Rises and falls repeatedly, at the policy's own waiting time."""
+    """Return a load that rises and falls repeatedly, at the policy's own waiting time."""
     looks = max(2, round(period_s / LOOK_S))
     busy = tuple(2.0 + 4.0 * (at % looks) / looks for at in range(LOOKS))
     return Load(f"sawtooth of {period_s:g} s", busy, 1)
 
 
 def constant() -> Load:
-    """Between two sizes throughout."""
+    """Return a constant load between two sizes."""
     return Load("constant", (2.5,) * LOOKS, 1)
 
 
 def batch() -> Load:
-    """All work is there at the start."""
+    """Return a load with all work at the start."""
     return Load("batch", (2.0 * LOOKS, *[0.0] * (LOOKS - 1)), 2)
 
 
 def recorded() -> Load:
-    """How many processes wanted one of two cores of a shared machine in each second; a second is a minute here."""
+    """Return how many processes wanted one of a shared machine's two cores each second; a second is a minute here."""
     wanted: list[float] = json.loads(RECORDED.read_text(encoding="utf-8"))
     each = LOOKS // len(wanted)
     return Load("recorded", tuple(RECORDED_MOST * one / max(wanted) for one in wanted for _ in range(each)), 5)

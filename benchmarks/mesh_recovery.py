@@ -1,4 +1,4 @@
-"""From kill -9 of a rank until all ranks train again with a spare: HSDP and FSDP2 beside DDP.
+"""Time a recovery with a spare, from kill -9 of a rank until all ranks train again: HSDP and FSDP2 beside DDP.
 
 ``python -m benchmarks.mesh_recovery [--quick] [--ranks N] [--kills N]``. Three jobs train the MLP of ``workers.mlp``,
 lose a random rank in turn and pause in between, so that each is measured while the others are idle. The hash of the
@@ -33,7 +33,7 @@ def report(totals_s: Mapping[str, Sequence[float]], lost: Mapping[str, int], equ
     """Return the report.
 
     Args:
-        totals_s: of each recovery, by contestant.
+        totals_s: the duration of each recovery, by contestant.
         lost: steps that were repeated or never done, by contestant.
         equal: whether the weights were those of an undisturbed run, by contestant.
     """

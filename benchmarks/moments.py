@@ -26,7 +26,10 @@ WHO: Final = "BENCHMARK_WHO"
 """Environment variable: the name of a measured process."""
 
 LOOK_EVERY_S: Final = 0.05
-"""A reader that woke for every line would take the cores it measures; the times are the writers' own."""
+"""Interval between two reads, in seconds; waking for every line would take the cores being measured.
+
+The timestamps are the writers' own.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,8 @@ def before_and_after(
 ) -> None:
     """Wrap ``owner.method`` so that ``before`` runs first and, when it returns, ``after``.
 
-    The owner may also be a module and the method its function. Both get the call's arguments, an object first.
+    The owner may also be a module, and the method a function of it. ``before`` and ``after`` get the call's arguments,
+    ``self`` first if it is a method.
     """
     original = getattr(owner, method)
 
@@ -114,7 +118,7 @@ class Channel:
         """Read until ``found`` returns true.
 
         Raises:
-            TimeoutError: it did not in time; the message has ``what``.
+            TimeoutError: it did not in time; the message contains ``what``.
         """
         deadline_s = time.monotonic() + within_s
         while not found():

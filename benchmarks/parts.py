@@ -1,4 +1,4 @@
-"""The results of a long measurement so far, in a file with one line of JSON per part.
+"""Store the parts of a long measurement in a file with one line of JSON per part.
 
 A line is written when its part is finished, so a measurement that is interrupted loses only the current part.
 """
@@ -16,7 +16,7 @@ Part = TypeVar("Part", bound=msgspec.Struct)
 
 
 def add(path: Path, part: msgspec.Struct) -> None:
-    """Add one part."""
+    """Append one part to the file."""
     with path.open("ab") as file:
         file.write(msgspec.json.encode(part) + b"\n")
 
@@ -25,7 +25,7 @@ def read(path: Path, kind: type[Part]) -> list[Part]:
     """Read all parts.
 
     Raises:
-        ValueError: a line has another form.
+        ValueError: a line has a different form.
         OSError: the file cannot be read.
     """
     found = []

@@ -1,11 +1,11 @@
-"""``python -m benchmarks.pictures``: bars from measured or simulated figures, and a job that is killed.
+"""``python -m benchmarks.pictures``: draw bars from measured or simulated figures, and a job that loses a worker.
 
 ``figures`` reads the output of the benchmark that the ``--figures`` file names, stores its figures in that file (a peer
 that was not measured keeps its figures, with a remark) and redraws the bars in both languages. ``bars`` draws one of
 them from the stored figures. ``kill`` runs the digits with a spare, kills a worker, and stores the follower's output
 with its times in docs/kill.txt. ``play`` draws such a record as an animated terminal (waits of more than two seconds
-are cut to two, and of several lines of one phase except training only the first is shown). Every picture is made from a
-record and can be reproduced.
+are cut to two, and of each phase except training only the first line is shown). Every picture is made from a record
+and can be reproduced.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SANS = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Noto Sans',
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One figure, in seconds or in the file's own unit; ``ours`` is drawn in another colour."""
+    """One figure, in seconds or in the file's own unit; ``ours`` is drawn in a different colour."""
 
     name: str
     seconds: float
@@ -71,7 +71,7 @@ def renewed(kept: str, run: str, when: str) -> str:
         when: the day of the run.
 
     Raises:
-        ValueError: the run is of another benchmark, or has no figure of ours.
+        ValueError: the run is of a different benchmark, or has no figure of ours.
     """
     told, found = json.loads(kept), json.loads(run.strip().splitlines()[-1])
     benchmark = told["benchmark"]
@@ -179,7 +179,7 @@ def from_text(text: str) -> list[Said]:
 
 
 def phase_of(one: Said) -> str:
-    """Return ``filling``, ``forming``, …, or an empty string for a line of training or one without progress."""
+    """Return ``filling``, ``forming``, …, or an empty string if the line is about training or shows no progress."""
     head, dot, rest = one.text.partition(" · ")
     phase = rest.partition(" · ")[0].partition(";")[0].partition(" for ")[0]
     return phase if dot and head.endswith(".py") and not phase.startswith("step") else ""

@@ -1,8 +1,8 @@
 """The processes of one measurement: started, watched, and ended by the pids that were started.
 
 The module has a job of ours, its environment, and the cleanup. Whatever happens to a benchmark, leaving the ``with``
-block leaves no process and no folder behind. A request to end (SIGTERM) leaves that block as Ctrl-C does; if a
-benchmark is killed, the kernel ends its processes.
+block leaves no process and no folder behind. SIGTERM leaves that block as Ctrl-C does; if a benchmark is killed, the
+kernel ends its processes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def start(command: Sequence[str], ends_by: signal.Signals = signal.SIGKILL, **op
 
     Args:
         command: what to run.
-        ends_by: what the kernel sends it if this process is killed: SIGTERM if it has to end processes of its own.
+        ends_by: the signal that the kernel sends to it if this process is killed: SIGTERM if it has children to end.
         options: options for ``subprocess.Popen``.
     """
     if threading.current_thread() is threading.main_thread():
@@ -79,7 +79,7 @@ class Stage:
     """A folder, a channel for events, and the processes of one measurement.
 
     Args:
-        within: where the folder is made; by default where this machine keeps temporary files.
+        within: where the folder is created; by default where this machine keeps temporary files.
 
     Attributes:
         folder: for their files; removed afterwards.
@@ -110,7 +110,7 @@ class Stage:
         shutil.rmtree(self.folder)
 
     def _wait_for_those_left(self) -> None:
-        """Wait for writers, each of which finishes what its killed trainer sealed, here in the folder."""
+        """Wait for writer processes, each of which finishes the saves of its killed trainer in this folder."""
         deadline_s = time.monotonic() + _LEFT_WITHIN_S
         for descriptor in self._left:
             poll = select.poll()
@@ -133,7 +133,7 @@ class Stage:
         Args:
             name: the name of its log and its events.
             command: what to run.
-            variables: added to the environment, from which settings of a job are removed.
+                variables: added to the environment, from which the settings of any job were removed.
             gated: whether its standard input is a pipe to write to.
             is_parent: whether it starts processes of its own and ends them on SIGTERM.
         """
@@ -154,7 +154,7 @@ class Stage:
         return process
 
     def end(self, name: str) -> None:
-        """kill -9 (a parent gets the time to end its own processes first), and wait until the process is gone."""
+        """Kill -9 a process and wait until it is gone; a parent first gets time to end its own processes."""
         process = self._running.pop(name)
         for pid in processes_below(process.pid):
             with contextlib.suppress(ProcessLookupError):
@@ -200,7 +200,7 @@ class Stage:
 
 
 def processes_below(pid: int) -> Iterator[int]:
-    """Return every process that this one or one of its children has started, as far as its parents still live."""
+    """Yield every process below this one whose parents are all still alive."""
     children: list[int] = []
     with contextlib.suppress(FileNotFoundError):  # the process has just ended
         for thread in list(Path(f"/proc/{pid}/task").iterdir()):
@@ -231,7 +231,7 @@ class Job:
         stage: where it runs.
         module: the workers' module in ``benchmarks.workers``.
         world_size: number of workers.
-        variables: added to the environment of all.
+        variables: added to the environment of all processes.
     """
 
     def __init__(self, stage: Stage, module: str, world_size: int, **variables: str) -> None:
@@ -250,7 +250,7 @@ class Job:
         }
 
     def start_scheduler(self) -> None:
-        """Start it, and return when it listens."""
+        """Start the scheduler, and return when it listens."""
         command = [sys.executable, "-m", "samebits", "scheduler"]
         self._stage.start("scheduler", command, {**self.variables, "ROLE": "scheduler"})
         wait_until_listening(self._port, self._stage)

@@ -1,4 +1,4 @@
-"""From kill -9 of one of four workers until all four train again, phase by phase, beside torchrun and torchft.
+"""Time a recovery, phase by phase, from kill -9 of one of four workers until all train, beside torchrun and torchft.
 
 ``python -m benchmarks.recovery [--quick]``. All train the MLP of ``workers.mlp`` under DDP with REGISTER_COOLDOWN=0,
 lose a rank at a random time, and have recovered when every rank has finished a step that no rank had finished before.
@@ -8,9 +8,9 @@ the next spare. The account of its steps and the hash of its weights (against an
 are part of the result, and so is a rank that is stopped (SIGSTOP) instead.
 
 By restart: each trial starts a job, kills a rank and restarts it at once; trials of SameBits and of the peers
-alternate. ``ours.above_start_s`` is the total less the restarted process's own start, from its spawning until it asks
-for its seat: the cost of recovery beyond loading Python and torch. ``above_start_and_script_s`` also excludes what the
-script builds.
+alternate. ``ours.above_start_s`` is the total minus the restarted process's own start, from its spawning until it
+requests its seat: the cost of recovery beyond loading Python and torch. ``above_start_and_script_s`` also excludes the
+objects that the script builds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Amounts:
     """with the default ``rng="saved"``, and dropout"""
     stops: int = 5
     restarts: int = 5
-    """of each contestant; as many processes are also killed to see how soon the kernel reports it"""
+    """of each contestant; as many processes are also killed to measure how soon the kernel reports their death"""
 
 
 QUICK = Amounts(kills=10, kills_8=3, kills_saved=3, stops=1, restarts=2)

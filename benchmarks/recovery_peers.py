@@ -1,7 +1,7 @@
 """One trial of a peer's recovery: torchrun restarts every worker, torchft only the killed one.
 
-All contestants train the same model and lose a rank in the same way. The question is the same for all: when has every
-rank finished a step that no rank had finished before?
+All contestants train the same model and lose a rank in the same way. A recovery ends for all of them when every rank
+has finished a step that no rank had finished before.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Restart:
 
 
 def recover_torchrun(victim: int, rng: random.Random, variables: dict[str, str], within_s: float) -> Restart | None:
-    """Kill that rank once; None if the job did not train again within that time."""
+    """Kill that rank once; return None if the job did not train again within that time."""
     with Stage() as stage:
         stage.start(TORCHRUN, torchrun_command(), variables, is_parent=True)
         wait_until_training(stage, WORLD_SIZE, rng)
@@ -64,7 +64,7 @@ def recover_torchrun(victim: int, rng: random.Random, variables: dict[str, str],
 
 
 def restart(channel: Channel, killed_s: float, old: frozenset[int], new: frozenset[int]) -> Restart:
-    """Evaluate the events of a restart; pids of the workers before and after."""
+    """Evaluate the events of a restart; ``old`` and ``new`` are the pids of the workers before and after it."""
     highest = max(channel.reached[pid] for pid in old)
     restored = min(one.step or 0 for one in channel.select("trains", pids=new))
     steps = channel.select("stepped", since_s=killed_s, pids=new)
@@ -83,7 +83,7 @@ def _beyond(channel: Channel, old: frozenset[int]) -> frozenset[int]:
 
 
 def torchrun_needs() -> str:
-    """Return what prevents it from taking part, or an empty string, without loading torch."""
+    """Return what prevents torchrun from taking part, or an empty string, without loading torch."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None or not (Path(torch.origin).parent / "distributed/run.py").exists():
         return "a torch with torch.distributed.run"
@@ -102,7 +102,10 @@ def torchrun_command() -> list[str]:
 
 
 def interpreter(python: str) -> str:
-    """Return an absolute path, since processes run in folders of their own; a link determines the environment."""
+    """Return an interpreter's absolute path, since processes run in folders of their own.
+
+    A link is not resolved, because its location determines the virtual environment.
+    """
     return str(Path(shutil.which(python) or python).absolute())
 
 
@@ -117,8 +120,9 @@ def name_torchft(parser: argparse.ArgumentParser) -> None:
 
 
 def torchft_needs(python: str) -> str:
-    """Return what prevents it from taking part; empty if that interpreter can import it and has the lighthouse beside
-    it.
+    """Return what prevents torchft from taking part, or an empty string.
+
+    The interpreter must be able to import torchft, and the lighthouse must be beside it.
     """
     program = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torchft') is None)"
     found = subprocess.run([python, "-c", program], cwd=REPOSITORY, check=False, capture_output=True)
@@ -132,11 +136,11 @@ def _lighthouse(python: str) -> str | None:
 
 
 def start_torchft(stage: Stage, python: str, shared: Mapping[str, str] = MappingProxyType({})) -> Callable[[int], int]:
-    """Start its lighthouse; return a function that starts a rank's worker and returns its pid."""
+    """Start torchft's lighthouse; return a function that starts a rank's worker and returns its pid."""
     lighthouse = _lighthouse(python)
     assert lighthouse is not None, "torchft_needs() was not asked"
     port = free_port()
-    # Its README has 10000 ms, with which its survivors stand still for 10 s.
+    # With the 10000 ms of torchft's README, survivors stand still for 10 s.
     flags = ["--min_replicas=1", "--quorum_tick_ms=100", "--join_timeout_ms=1000"]
     stage.start(LIGHTHOUSE, [lighthouse, f"--bind=127.0.0.1:{port}", *flags], {})
     wait_until_listening(port, stage)
@@ -150,7 +154,7 @@ def start_torchft(stage: Stage, python: str, shared: Mapping[str, str] = Mapping
 
 
 def recover_torchft(victim: int, rng: random.Random, python: str, within_s: float) -> Restart | None:
-    """Kill that rank once and restart it at once, as in its documentation; None if it did not rejoin in time."""
+    """Kill a rank and restart it at once, as torchft documents; return None if it did not rejoin in time."""
     with Stage() as stage:
         channel = stage.channel
         start = start_torchft(stage, python)
@@ -184,5 +188,5 @@ def rejoined(channel: Channel, killed_s: float, survivors: frozenset[int], newco
         asks_s=last_s(channel.select("asks", pids=new)) - killed_s,
         stepped_s=max(map(first_s, survivors)),
         total_s=max(map(first_s, survivors | new)),
-        redone_steps=0,  # it skips the step that the loss spoiled
+        redone_steps=0,  # torchft skips the step that the loss spoiled
     )

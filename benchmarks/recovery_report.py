@@ -1,4 +1,4 @@
-"""Evaluation of the trials of ``benchmarks.recovery``: the figures of its last line, and tables.
+"""Evaluate the trials of ``benchmarks.recovery``: the figures of its last line, and tables.
 
 A figure that has a target is printed beside it. Nothing is asserted, since only the machine's owner knows how quiet it
 was.
@@ -71,7 +71,7 @@ class Spares:
 
     @property
     def lost_steps(self) -> int:
-        """Steps that were finished and are gone, or that were never finished."""
+        """Return how many steps were finished and then lost, or were never finished."""
         return sum(loss.lost_steps for loss in self.losses) + self.skipped_steps
 
     @property
@@ -88,7 +88,7 @@ class Trials:
 
     restarts: list[Timeline] = field(default_factory=list)
     peers: dict[str, list[Restart | None]] = field(default_factory=dict)
-    """by peer; None if a trial did not recover in time; without peers that are not installed"""
+    """trials by installed peer; None for a trial that did not recover in time"""
     step_ms: list[float] = field(default_factory=list)
     start_alone_s: list[float] = field(default_factory=list)
     detection_s: list[float] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Trials:
     lease_s: float = math.nan
 
     def floor_s(self, spares: Spares) -> float | None:
-        """The minimum of a recovery on this machine: the kernel's notice, and a little more than two steps."""
+        """Return a recovery's minimum time on this machine: the kernel's notice and a little more than two steps."""
         if not spares.losses:
             return None
         return rounded(median(self.detection_s) + STEPS_OF_A_SLOWER_MACHINE * spares.step_ms / 1e3)
@@ -192,7 +192,7 @@ def _median_s(spares: Spares) -> float | None:
 
 
 def _as_number(is_equal: bool | None) -> float | None:
-    """Return 1 if the hashes are equal, 0 if they differ."""
+    """Return 1 if the hashes are equal, 0 if they differ, None if they were not compared."""
     return None if is_equal is None else float(is_equal)
 
 

@@ -24,9 +24,9 @@ WARM_WITHIN_S = 120.0
 RECOVERED_WITHIN_S = 60.0
 HANG_S = 5.0
 """A recovery that takes longer counts as a hang."""
-STEPS_BEFORE = 5  # all ranks have made this many since they paused
+STEPS_BEFORE = 5  # all ranks have made this many steps since they paused
 LOSE_AFTER_S = (0.15, 0.25)
-STEPS_TO_PAUSE = 10  # no rank gets this far before it reads that it is to pause
+STEPS_TO_PAUSE = 10  # no rank gets this far before it reads the request to pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ class Loss:
 
 
 def loss_from(moments: Sequence[Moment], lost_s: float, survivors: frozenset[int], newcomer: int) -> Loss:
-    """Evaluate the events around one loss; pids of the survivors and of the new process.
+    """Evaluate the events around one loss.
 
     Args:
         moments: in any order, from some steps before the loss on.
         lost_s: when the signal was sent.
-        survivors, newcomer: pids.
+        survivors, newcomer: pids of the survivors and of the new process.
     """
     members = survivors | {newcomer}
     by_name: dict[str, list[Moment]] = defaultdict(list)
@@ -117,17 +117,17 @@ def loss_from(moments: Sequence[Moment], lost_s: float, survivors: frozenset[int
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The steps of a whole job, over all its processes."""
+    """The steps of one job, over all its processes."""
 
     last_step: int
     repeated_steps: int
-    """that a process finished although it had finished them, or a later one, before"""
+    """that a process finished although it had already finished the same or a later step"""
     skipped_steps: int
     """that no process finished"""
 
 
 def account(moments: Iterable[Moment]) -> Account:
-    """Count the steps in all events of a job. A step may also be known from the process that resumes from it."""
+    """Count the steps in all events of a job; a step counts as finished, too, if a process resumes from it."""
     reached: dict[int, int] = {}
     done: set[int] = set()
     repeated = 0
@@ -162,7 +162,7 @@ class LossyJob:
     Args:
         world_size: number of ranks.
         has_spare: whether a spare takes a lost rank's place; otherwise the lost node is restarted at once.
-        variables: added for all its processes.
+        variables: added to the environment of all its processes.
     """
 
     def __init__(self, world_size: int, *, has_spare: bool = True, **variables: str) -> None:
@@ -177,10 +177,10 @@ class LossyJob:
         self._spare = world_size
         self.moments: list[Moment] = []
         self.digests: dict[int, str] = {}
-        """where the job paused: the hash of all ranks' weights, by step"""
+        """the hash of all ranks' weights at each pause, by step"""
 
     def __enter__(self) -> LossyJob:
-        """Start everything; return when it pauses for the first time and the spare is warm."""
+        """Start everything; return when the job pauses for the first time and the spare is warm."""
         try:
             self._pace.last_step = STEPS_TO_PAUSE
             self._job.start_scheduler()
@@ -243,7 +243,7 @@ class LossyJob:
         return self._stage.logs()
 
     def step_ms(self) -> float:
-        """Return the median over all steps of all processes; recoveries and pauses are rare among them."""
+        """Return the median step time over all processes; recoveries and pauses are too rare to affect it."""
         return step_ms(self.moments)
 
     def _train_for_a_while(self, rng: random.Random) -> None:
@@ -298,8 +298,8 @@ def undisturbed(world_size: int, last_step: int, *, plain: bool = False, **varia
 
     Args:
         world_size, last_step: the run's world size and last step.
-        plain: whether it is stock DDP's.
-        variables: added for all processes.
+            plain: whether to run stock DDP.
+            variables: added to the environment of all processes.
     """
     with Stage() as stage:
         pace = Pace(stage.folder / "pace")

@@ -57,7 +57,7 @@ class Timeline:
 
     @property
     def script_s(self) -> float:
-        """what the replacement's script builds before it can train: model, samples, DDP, optimizer"""
+        """Return the time in which the replacement's script builds model, samples, DDP and optimizer."""
         return self.enters_s - self.seated_s
 
     @property
@@ -73,7 +73,7 @@ class Timeline:
 
 
 def recover_ours(victim: int, rng: random.Random) -> tuple[Timeline, float]:
-    """Kill that rank once; return the timeline, and the milliseconds of a step before the kill."""
+    """Kill that rank once; return the timeline, and the duration of a step before the kill in milliseconds."""
     with Stage() as stage:
         job = Job(stage, "recovery", WORLD_SIZE)
         job.start_scheduler()
@@ -102,7 +102,7 @@ def is_recovered(channel: Channel, killed_s: float, survivors: frozenset[int], n
 
 
 def timeline(channel: Channel, killed_s: float, spawned_s: float, survivors: frozenset[int], newcomer: int) -> Timeline:
-    """Evaluate the events of a recovery; pids of the processes before it and of the restarted one."""
+    """Evaluate the events of a recovery; ``survivors`` and ``newcomer`` are pids."""
     members, new = survivors | {newcomer}, frozenset({newcomer})
 
     def of_each(pids: frozenset[int], *names: str) -> list[list[Moment]]:
@@ -133,7 +133,7 @@ def timeline(channel: Channel, killed_s: float, spawned_s: float, survivors: fro
 
 
 def _highest(channel: Channel, until_s: float, newcomer: int) -> int:
-    """Return the greatest step any process had finished by then.
+    """Return the greatest step that any process had finished by ``until_s``.
 
     A step may have been committed by a process that was killed before it could report it; the newcomer then starts
     after it.
@@ -151,7 +151,7 @@ def _at_s(moment: Moment) -> float:
 
 
 def wait_until_training(stage: Stage, processes: int, rng: random.Random) -> list[Moment]:
-    """Wait until that many processes train, and then some; return the steps of one of them."""
+    """Wait until that many processes train, and then for a random time; return the steps of one of them."""
 
     def all_train() -> bool:
         reached = stage.channel.reached.values()
@@ -183,7 +183,7 @@ def start_alone_s() -> float:
 
 
 def detection_s() -> float:
-    """Measure from kill -9 of a process as large as a rank to the end of its connection: the kernel's part."""
+    """Measure the kernel's part: from kill -9 of a process as large as a rank until its connection closes."""
     with Stage() as stage, socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(TRAINING_WITHIN_S)
         stage.start("holder", [*worker_module("recovery"), "holder", str(listening.getsockname()[1])], {})

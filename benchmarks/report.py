@@ -22,7 +22,7 @@ from typing import Any, Final
 __all__ = ["MISSING", "SAFETENSORS_NEEDS", "Progress", "Report", "Spread", "median", "problems", "spread", "table"]
 
 MISSING: Final = "missing"
-"""Stands in place of a peer that is not installed."""
+"""Replaces the figures of a peer that is not installed."""
 
 SAFETENSORS_NEEDS: Final = "safetensors, which `bash scripts/setup.sh --dev` installs"
 
@@ -59,7 +59,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median of at least one value, rounded to what is meaningful on a shared machine."""
+    """Return the median of at least one value, rounded to the digits that are meaningful on a shared machine."""
     return rounded(statistics.median(values))
 
 
@@ -126,7 +126,7 @@ class Report:
         """Return the object of the last line.
 
         Raises:
-            ValueError: it has another form; the message lists where.
+            ValueError: it does not have the agreed form; the message lists the violations.
         """
         document = {
             "benchmark": self.benchmark,
@@ -192,7 +192,7 @@ def _is_figure(value: Any) -> bool:
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine and its load: on a machine with other work only ratios hold."""
+    """Describe the machine and its load; on a machine with other work, only ratios are meaningful."""
     return {
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
@@ -211,7 +211,7 @@ def _processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide the figures."""
+    """Return the versions of Python and of the packages that affect the figures."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

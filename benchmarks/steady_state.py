@@ -1,16 +1,16 @@
-"""Steps per second under ``elastic.run`` with a commit after every step, against plain DDP; and the memory it takes.
+"""Measure steps per second under ``elastic.run`` with a commit after every step, and memory, against plain DDP.
 
 ``python -m benchmarks.steady_state [--quick] [--workload mlp|transformer|both]``. Three jobs of four ranks train the
 MLP of ``workers.mlp`` and then the transformer of ``workers.transformer``: plain DDP, SameBits, and plain DDP once
 more. Only one runs at a time, for a window of about a second, and they alternate in every order, so that other load
-affects all three alike; the ratios are of windows of one round. After some rounds the jobs are restarted, since each
+affects all three alike; each ratio is of two windows of one round. After some rounds the jobs are restarted, since each
 set of processes has its own memory layout and sockets. SameBits commits after every step and reseeds the random
 numbers; no checkpoint falls into a window (``save_checkpoint_steps`` is larger than the run). The result is the lower
 quartile of ours ÷ plain, against the same quartile of plain ÷ plain. On a machine with other load, the ratio of CPU
 time per step is more reliable.
 
-Memory is the ranks' own (RssAnon, proc(5)) after the windows, ours less plain's, per rank; and once more for a job that
-commits only every ten steps, which makes SameBits copy at every commit.
+Memory is each rank's private memory (RssAnon, proc(5)) after the windows, ours minus plain's. It is also measured for a
+job that commits only every ten steps, which makes SameBits copy at every commit.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Workload:
     """A model and how long it is trained.
 
     Attributes:
-        name: as the worker knows it.
+        name: the worker's name for it.
         orders: how often one block goes through all orders.
         suffix: the end of its figures' names.
-        state_bytes: weights and the optimizer's moments, of one rank.
+        state_bytes: size of one rank's weights and optimizer moments.
     """
 
     name: str
@@ -73,7 +73,7 @@ BLOCKS_QUICK = 1
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some steps of one job: their rate, and the cost of each over all its ranks."""
+    """Some steps of one job: their rate, and the cost of a step over all ranks."""
 
     steps_per_s: float
     cpu_ms_per_step: float
@@ -86,10 +86,10 @@ class Windows:
     by_contestant: dict[str, list[Window]] = field(default_factory=lambda: {name: [] for name in CONTESTANTS})
     alone: list[Window] = field(default_factory=list)
     held_bytes: dict[str, list[int]] = field(default_factory=dict)
-    """by contestant and COPYING: what each rank held in the end"""
+    """by contestant and COPYING: the private memory of each rank at the end"""
 
     def overhead_bytes(self, contestant: str) -> float | None:
-        """Return what a rank holds beyond a plain one: the difference of the means."""
+        """Return how much more memory a rank uses than a plain one: the difference of the means."""
         if not self.held_bytes.get(contestant):
             return None
         plain = [*self.held_bytes[PLAIN], *self.held_bytes[AGAIN]]
@@ -108,7 +108,7 @@ class Windows:
 
 
 class Contestant:
-    """One job that is idle outside its windows; ``start`` starts one that is not a contestant of this module."""
+    """One job that is idle outside its windows; ``start``, if given, starts a job defined by another module."""
 
     def __init__(self, name: str, workload: str, start: Start | None = None) -> None:
         self._name = name
@@ -156,7 +156,7 @@ class Contestant:
 
 
 def job_of_ours(ranks: int, kind: str = "elastic", **settings: str) -> Start:
-    """Return how a job of this ``kind`` with so many ranks and these settings is started."""
+    """Return a function that starts a job of this ``kind`` with this many ranks and these settings."""
 
     def start(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:
         job = Job(stage, "steady_state", ranks, **settings)
@@ -212,7 +212,7 @@ def measure(workload: Workload, blocks: int, window_steps: int, progress: Progre
 
 
 def held_while_copying(workload: Workload) -> list[int]:
-    """Return what each rank holds after three commits several steps apart, when both buffers are in use."""
+    """Return each rank's memory after three commits several steps apart, when both buffers are in use."""
     contestant = Contestant(COPYING, workload.name)
     try:
         contestant.wait_until_ready()

@@ -1,6 +1,6 @@
 """Jobs that take turns: only one runs at a time, for a window, so that other load affects all alike.
 
-A ratio is of two windows of one round, seconds apart. Over all rounds each job is equally often in each place.
+Each ratio is of two windows of one round, seconds apart. Over all rounds each job has each place equally often.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Turns:
     """All windows by contestant, in the order of rounds.
 
     Args:
-        base: the contestant that the others are compared with.
+        base: the contestant with which the others are compared.
     """
 
     base: str
@@ -29,7 +29,7 @@ class Turns:
         return [window.steps_per_s for window in self.windows[name]]
 
     def ratios(self, name: str) -> Spread:
-        """Return its rate ÷ the base's for each round."""
+        """Return the contestant's rate ÷ the base's for each round."""
         pairs = zip(self.rates(name), self.rates(self.base), strict=True)
         return spread([one / base for one, base in pairs])
 
@@ -38,7 +38,7 @@ class Turns:
         return median([window.cpu_ms_per_step for window in self.windows[name]])
 
     def cpu_ratio(self, name: str) -> float:
-        """Return the ratio in the direction of rates: below 1 if it needs more than the base."""
+        """Return the base's CPU time ÷ the contestant's: below 1 if the contestant needs more than the base."""
         pairs = zip(self.windows[name], self.windows[self.base], strict=True)
         return statistics.median(base.cpu_ms_per_step / one.cpu_ms_per_step for one, base in pairs)
 
@@ -69,12 +69,12 @@ def take_turns(
     orders: Iterable[Sequence[str]],
     say: Callable[[str], None],
 ) -> None:
-    """Start the jobs, give each a window of so many steps in every round, and end them.
+    """Start the jobs, give each a window of ``steps`` steps in every round, and end them.
 
     Args:
         turns: where the windows are added.
         starts: how each contestant is started.
-        workload: what they train.
+        workload: the model that they train.
         steps: the steps in a window; two such windows precede the first that counts.
         orders: the sequence of contestants in each round.
         say: called at each round.

@@ -1,4 +1,4 @@
-"""The cost of virtual workers at full size: steps per second with one on each rank, against DistributedDataParallel.
+"""Measure the cost of virtual workers at full size: steps per second with one on each rank, against DDP.
 
 ``python -m benchmarks.virtual_workers [--quick] [--workload NAME ...]``. Three jobs of four ranks under ``elastic.run``
 with a commit after every step, one with virtual workers and two without, alternate in every order

@@ -1,7 +1,7 @@
-"""The floor of what a save costs the training beside it: a process that only writes the bytes.
+"""The floor of a save's cost to training beside it: a process that only writes the bytes.
 
 ``<bytes> <file>``. For every line of standard input the file is recreated with O_DIRECT, if the file system allows it,
-and fsynced; then a line is returned. It ends when standard input does.
+and fsynced; then a line is printed. The process ends when its standard input does.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class FromMemory:
 
 
 class Training:
-    """A small model to train beside the state, since a save takes away cores rather than memory."""
+    """A small model to train beside the state, since a save takes cores from training rather than memory."""
 
     def __init__(self, device: torch.device) -> None:
         torch.manual_seed(SEED)
@@ -105,7 +105,7 @@ class Training:
         self._samples, self._labels = torch.rand(64, 512).to(device), torch.randint(0, 10, (64,)).to(device)
 
     def steps_per_s(self, is_over: Callable[[], bool]) -> float | None:
-        """Return the rate from now on until it is over; None if it was over at once."""
+        """Return the rate from now until ``is_over``; None if that is true at once."""
         began_s, steps = time.monotonic(), 0
         while not is_over():
             self._optimizer.zero_grad()
@@ -156,7 +156,7 @@ def obey(contestants: dict[str, Any], witness: torch.Tensor, training: Training)
     Args:
         contestants: ways to save and to load.
         witness: a tensor of the state.
-        training: what runs beside a save.
+        training: the training that runs beside a save.
     """
     notebook = Notebook.from_environment()
     notebook.note("ready", text=json.dumps(sorted(contestants)))
@@ -175,9 +175,7 @@ def obey(contestants: dict[str, Any], witness: torch.Tensor, training: Training)
 
 
 def save(way: Way) -> dict[str, float | None]:
-    """Measure how long training is blocked, how long until everything is durable, and which processes computed
-    meanwhile.
-    """
+    """Measure how long training is blocked, how long until all is durable, and which processes computed meanwhile."""
     way.prepare()
     os.sync()
     arrive()

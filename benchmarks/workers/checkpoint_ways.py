@@ -46,7 +46,7 @@ class MemoryCopy:
     """Floor: every tensor copied into memory that was touched before; an accelerator's, into pinned memory.
 
     Attributes:
-        memory: into which they are copied, one after the other.
+        memory: the memory into which they are copied, one after the other.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -57,7 +57,7 @@ class MemoryCopy:
         self._copies = [place[: one.nbytes].view(one.dtype).view(one.shape) for place, one in places]
 
     def prepare(self) -> None:
-        """Nothing to remove."""
+        """Do nothing: there is nothing to remove."""
 
     @torch.no_grad()
     def save(self) -> Callable[[], None]:
@@ -83,7 +83,7 @@ class Files:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def publish(self, temporary: Path) -> None:
-        """fsync → rename → fsync of the folder."""
+        """Sync the file, rename it to its final name, and sync the folder."""
         for path, rename in ((temporary, True), (self._folder, False)):
             descriptor = os.open(path, os.O_RDONLY)
             os.fsync(descriptor)
@@ -114,7 +114,7 @@ class DiskWrite(Files):
 
 
 class BareWriter(Files):
-    """Floor of what training loses meanwhile: as many bytes, written directly and durably by another process."""
+    """Floor of what training loses meanwhile: as many bytes, written directly and durably by a separate process."""
 
     def __init__(self, folder: Path, size_bytes: int) -> None:
         super().__init__(folder)
@@ -257,4 +257,4 @@ def arrive() -> None:
 
 
 def _is_durable() -> None:
-    """Return at once: it is durable already."""
+    """Return at once, because the save is durable already."""

@@ -1,6 +1,6 @@
 """A compiled model: ``plain`` in a process by itself, ``ours`` as a worker that trains until it is ended.
 
-It records the time of the first step less the second: tracing, and compiling or loading compiled code.
+It records the time of the first step minus the second: tracing, and compiling or loading compiled code.
 """
 
 from __future__ import annotations

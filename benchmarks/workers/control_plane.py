@@ -17,9 +17,9 @@ from samebits.config import Settings, read
 
 
 def be_victims(plan: Plan, settings: Settings, notebook: Notebook) -> None:
-    """Fork them, reap them, and stay until this process is asked to end; they start at the end of stdin.
+    """Fork the victims and reap them until this process is asked to end; they start at the end of stdin.
 
-    It must stay: ending together with the last of them, it would delay the decision on that loss.
+    If this process ended together with the last victim, it would delay the decision on that loss.
     """
     victims = {}
     for slot in plan.slots:

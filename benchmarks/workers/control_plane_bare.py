@@ -1,4 +1,4 @@
-"""What ZeroMQ itself can do: a ROUTER that only imitates a scheduler's conversation, and a PUB.
+"""The limits of ZeroMQ itself: a ROUTER that only imitates a scheduler's conversation, and a PUB.
 
 ``router`` answers the first message of every peer, broadcasts when all are in and once more when all have answered,
 with prepacked messages of a scheduler's size. It reads only the tag, and decodes and keeps nothing. On a line of its

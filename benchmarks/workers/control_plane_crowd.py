@@ -4,11 +4,11 @@
 with the answer, ``subscribers`` listen to a bare PUB, ``victims`` are crowds of one, with a process for each worker.
 The module has the sockets, the conversation, and the times when the last worker of a crowd reached each point.
 
-It sends what ``core.agent.agent_core`` sends in that order (Register; Heartbeat when waiting and every second; Join;
-Heartbeat when told its generation), with the product's messages, socket options and keys. While the clock runs, only
-the tag of incoming messages is read, and everything that can be packed before is: a machine that simulates ten thousand
-workers must not spend its cores on being ten thousand agents. The last message of each worker is decoded on request
-("check").
+It sends the messages of ``core.agent.agent_core`` in the same order (Register; Heartbeat when waiting and every second;
+Join; Heartbeat when a generation starts), with the product's messages, socket options and keys. While the clock runs,
+only the tag of incoming messages is read, and all messages that can be packed in advance are: a machine that simulates
+ten thousand workers must not spend its cores on being ten thousand agents. The last message of each worker is decoded
+on request ("check").
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Plan:
     kind: str  # crowd, echo, subscribers, victims
     first: int
     count: int
-    stride: int = 1  # from one of its slots to the next
-    blob_bytes: int = 0  # its part of the address map, brought by every Join
+    stride: int = 1  # distance from one of its slots to the next
+    blob_bytes: int = 0  # size of a worker's part of the address map, sent with every Join
     relays: tuple[int, ...] = ()  # ports of relays on loopback, among which the workers are dealt out
 
     @property
@@ -111,7 +111,7 @@ class Crowd:
             self._epoll.register(sys.stdin.fileno(), select.EPOLLIN)
         self._workers: list[Worker] = []
         self._by_descriptor: dict[int, Worker] = {}
-        self._beats: list[tuple[float, int, Worker]] = []  # a heap: when the next heartbeat of which worker is due
+        self._beats: list[tuple[float, int, Worker]] = []  # a heap: when each worker's next heartbeat is due
         # sending consumes the signal that a message arrived
         self._unread: collections.deque[Worker] = collections.deque()
         self._sent_beats = self._in_flight = 0
@@ -209,11 +209,11 @@ class Crowd:
         return connection
 
     def _look_at(self, worker: Worker) -> None:
-        """Check a socket until it has nothing to do; ZeroMQ's descriptor signals once, and a check, a send and a
-        receive all consume the signal.
+        """Check a socket until it has nothing to do.
 
-        So the last check must find nothing to do (zmq_getsockopt(3), ZMQ_FD). Otherwise a connection established while
-        there was nothing to receive is never noticed, and its worker waits forever.
+        ZeroMQ's descriptor signals once, and a check, a send and a receive all consume the signal. So the last check
+        must find nothing to do (zmq_getsockopt(3), ZMQ_FD). Otherwise a connection established while there was nothing
+        to receive is never noticed, and its worker waits forever.
         """
         while True:
             events = int(worker.socket.getsockopt(zmq.EVENTS))
@@ -224,7 +224,8 @@ class Crowd:
             try:
                 while True:
                     frames = worker.socket.recv_multipart(_NOW)
-                    if worker.end is None or len(frames) == 2:  # else the hash before the message, which costs us alone
+                    # The stamp before a relayed message is not checked: that would cost only the simulated workers.
+                    if worker.end is None or len(frames) == 2:
                         self._hear(worker, frames[-1])
                     elif worker.end.welcome(frames[0]):
                         self._send(worker, worker.register)
@@ -232,7 +233,7 @@ class Crowd:
                 continue
 
     def _notice(self, worker: Worker, *, is_up: bool) -> bool:
-        """Return whether the worker had to introduce itself because its connection was established."""
+        """Send the worker's first message if its connection was just established; return whether it was."""
         has_come, worker.is_up = is_up and not worker.is_up, is_up
         if has_come:
             worker.socket.send(worker.register if worker.end is None else worker.end.hello, _NOW)
@@ -313,7 +314,7 @@ class Crowd:
         self._send(worker, worker.beat)
 
     def _send(self, worker: Worker, packed: bytes) -> None:
-        """Send, or drop if the connection is down (as net.client): all is sent again when it is back."""
+        """Send, or drop if the connection is down (as in net.client): everything is sent again when it is back."""
         try:
             worker.socket.send(packed if worker.end is None else worker.end.seal(packed), zmq.NOBLOCK)
         except zmq.Again:
@@ -330,7 +331,7 @@ class Crowd:
                 heapq.heappush(self._beats, (max(due + BEAT_S, now), slot, worker))
 
     def _count(self, name: str) -> bool:
-        """Count one more worker at this point; return whether it was the last, and record that."""
+        """Count one more worker at this point; record it and return True if it was the last."""
         self._so_far[name] += 1
         if self._so_far[name] < len(self._registers):
             return False
@@ -344,7 +345,7 @@ class Crowd:
         return True
 
     def _wait_until_away(self) -> None:
-        """The scheduler was killed: wait until every connection is closed, then reconnect."""
+        """Wait until the killed scheduler's connections are all closed, then reconnect."""
         self._is_resuming, self._term = True, 0
         self._beats.clear()
         for worker in self._workers:
@@ -396,7 +397,7 @@ class Crowd:
         self._notebook.note("checked", right)
 
 
-NUMERICS = (  # as many and as long as training.numerics gives for a CPU
+NUMERICS = (  # as many and as long as those of training.process.numerics for a CPU
     ("torch", "2.13.0+cpu"),
     ("machine", "x86_64"),
     ("device", "cpu"),

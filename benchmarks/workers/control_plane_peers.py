@@ -1,9 +1,9 @@
 """Peers of the control plane, each with a server and a crowd of clients in one process: TCPStore and gRPC.
 
-Every client connects, sends its name, and is done when it has learned that all are in: what "formed" means, in the
-peer's cheapest way. TCPStore's server is torch's, and its clients send what torch's send (torch's own resolve names as
-they connect, which would measure this machine's resolver). gRPC's have a channel (a connection) each and wait in one
-call.
+Every client connects, sends its name, and is done when it has learned that all are in. That is the meaning of "formed",
+in the peer's cheapest way. TCPStore's server is torch's, and its clients send what torch's clients send (which
+themselves resolve names as they connect, so they would measure this machine's resolver). gRPC's clients have a channel
+(a connection) each and wait in one call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _set(key: str, value: bytes) -> bytes:
 def serve_store(port: int, world_size: int, notebook: Notebook) -> None:
     from torch.distributed import TCPStore
 
-    # An IPv4 socket: with the IPv6 one that it would make itself it asks the resolver for each client's name.
+    # An IPv4 socket: with its own IPv6 socket, TCPStore would ask the resolver for each client's name.
     listening = socket.create_server(("127.0.0.1", port), backlog=4096)
     store = TCPStore(
         "127.0.0.1",

@@ -1,4 +1,4 @@
-"""A worker whose values are overwritten as ``benchmarks.corruption_draws`` says.
+"""A worker whose values are overwritten as drawn by ``benchmarks.corruption_draws``.
 
 ``python -m benchmarks.workers.corruption SEED FIRST COUNT``. Bytes are written to memory directly, so that neither
 autograd nor a tensor's version shows it. Every window of steps begins with the same state, and each rank sends the hash
@@ -73,7 +73,7 @@ class Corrupter:
     def begin(self, step: int) -> None:
         """Begin a step; a draw of a later window that a rollback has undone is carried out again."""
         if step <= self._before:
-            current = window_of(step + RESET_AT - WINDOW)  # a comparison comes before the end of its window
+            current = window_of(step + RESET_AT - WINDOW)  # a comparison takes place before the end of its window
             self._done = {window for window in self._done if window <= current}
         self._before = self.step = step
 

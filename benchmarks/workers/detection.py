@@ -1,4 +1,4 @@
-"""A worker that trains until it is told to fail, and then fails in a given way in a known line.
+"""A worker that trains until it is ordered to fail, and then fails in a given way at a known line.
 
 The order is a file in the stage's folder, named after the node, that contains the way; it is consumed once. Faults from
 outside (kill -9, SIGSTOP, a cut network) need no order.
@@ -40,14 +40,14 @@ class Samples(Dataset[torch.Tensor]):
 
 
 class Worker:
-    """Takes its orders, and records when it starts to fail."""
+    """Reads its orders, and records when it starts to fail."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
         self._order = Path(f"fault-{os.environ['NODE_ID'].partition('.')[0]}")
 
     def takes(self, way: str) -> bool:
-        """Return whether it is to fail this way now."""
+        """Consume an order to fail in this way; return whether there was one."""
         if not self._order.exists() or self._order.read_text() != way:
             return False
         self._order.unlink()
@@ -55,7 +55,7 @@ class Worker:
         return True
 
     def fail_if_told(self) -> None:
-        """Cause a fault that is a line of the script's own."""
+        """Cause the ordered fault, if it is one that a line of the script itself causes."""
         if self.takes("exception"):
             raise RuntimeError("a fault")  # fault: exception
         if self.takes("sleep"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-# What a worker imports while it waits for its seat: imports are not to be measured here.
+# A worker imports these while it waits for its seat; imports must not be measured here.
 import torch._dynamo
 import torch.distributed as dist
 
@@ -87,7 +87,7 @@ def _add_up(world_size: int) -> None:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """An unused side of a probe."""
+    """Do nothing, as the unused side of a probe."""
 
 
 if __name__ == "__main__":

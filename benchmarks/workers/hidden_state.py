@@ -1,6 +1,6 @@
 """A script in a world of one that trains a few steps and prints their cost to its thread as one line of JSON.
 
-``tell_ms``: of all steps up to the second after the first epoch's end, with the preceding work of ``elastic.run``.
+``tell_ms``: all steps up to the second after the first epoch's end, with the preceding work of ``elastic.run``.
 ``step_ms`` and ``swap_ms``: a step of a larger model, and one before which averaged weights are swapped in through
 ``.data`` for an evaluation and out again; ``bare_ms`` is the swap itself in a model outside any state.
 """

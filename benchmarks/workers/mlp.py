@@ -26,7 +26,7 @@ class Mlp:
     """One rank's training.
 
     Args:
-        wrap: makes the model a distributed one; torch's DDP needs torch's default process group.
+        wrap: makes the model distributed; torch's DDP needs torch's default process group.
         dropout: the share of hidden values that a step leaves out.
         width: the hidden layer's width.
     """
@@ -51,7 +51,7 @@ class Mlp:
         return self._learn(self.model, number)
 
     def step_alone(self, number: int) -> None:
-        """The same, without reducing its gradients."""
+        """Make optimizer step ``number`` without reducing its gradients."""
         self._learn(self.model.module, number)
 
     def loss(self, model: nn.Module, number: int, rank: int, world_size: int) -> torch.Tensor:
@@ -62,7 +62,7 @@ class Mlp:
         return loss
 
     def digest(self) -> str:
-        """SHA-256 of all weights and of the optimizer's momentum; a collective if they are sharded."""
+        """Return the SHA-256 of all weights and of the optimizer's momentum; a collective if they are sharded."""
         digest = hashlib.sha256()
         for parameter in self.model.parameters():
             for tensor in (parameter.detach(), self.optimizer.state[parameter].get("momentum_buffer")):

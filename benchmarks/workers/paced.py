@@ -1,4 +1,4 @@
-"""How far the ranks of a job may train, set from outside, so that all of them stop after the same step.
+"""Limit from outside how far a job's ranks may train, so that all of them stop after the same step.
 
 Reading eight bytes of a mapped file costs a training rank nothing, and the file survives any killed process.
 """
@@ -15,7 +15,7 @@ __all__ = ["ENDLESSLY", "INTERVAL", "LAST_STEP", "PACE", "Pace"]
 
 ENDLESSLY = 2**62
 PACE = "BENCHMARK_PACE"
-"""Environment variable: the file that says how far to train; without it, until the end."""
+"""Environment variable: the file that limits how far to train; without it, training has no limit."""
 INTERVAL = "BENCHMARK_CHECKPOINT_STEPS"
 """Environment variable: steps between two checkpoints."""
 LAST_STEP = "BENCHMARK_LAST_STEP"
@@ -44,7 +44,7 @@ class Pace:
 
     @property
     def last_step(self) -> int:
-        """No rank trains beyond it."""
+        """Return the last step that any rank may train."""
         return int(_NUMBER.unpack(self._memory)[0])
 
     @last_step.setter
@@ -52,7 +52,7 @@ class Pace:
         self._memory[:] = _NUMBER.pack(step)
 
     def wait_beyond(self, step: int, pausing: Callable[[], object], meanwhile: Callable[[], object]) -> None:
-        """Wait until more than ``step`` steps are allowed; if not yet, report that once and keep calling."""
+        """Wait until more than ``step`` steps are allowed; call ``pausing`` once and ``meanwhile`` repeatedly."""
         if step < self.last_step:
             return
         pausing()

@@ -71,7 +71,7 @@ def train_ours() -> None:
 
 
 def _wrap() -> Callable[[nn.Module], nn.Module]:
-    """Return what makes the model a distributed one: DDP, or FSDP2 on the wanted mesh."""
+    """Return a function that makes the model distributed: DDP, or FSDP2 on the requested mesh."""
     if MESH not in os.environ:
         return DistributedDataParallel
     from torch.distributed.device_mesh import init_device_mesh  # slow to import, and DDP needs none of it
@@ -112,7 +112,7 @@ def run_paced(
 
 
 def hold(port: int) -> None:
-    """Take the memory of a training rank and hold a connection to that port of loopback; nothing else."""
+    """Allocate the memory of a training rank and only hold a connection to that port of loopback."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     mlp = Mlp()
     for step in range(HOLDER_STEPS):
@@ -139,7 +139,7 @@ def _probe(notebook: Notebook) -> None:
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """An unused side of a probe."""
+    """Do nothing, as the unused side of a probe."""
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def run_windows(model: Model, after_step: Callable[[int, torch.Tensor], None]) -
     """Run until the process is ended from outside.
 
     Args:
-        model: what is trained.
+        model: the model to train.
         after_step: called after every step, with the number of steps done and the loss.
     """
     notebook = Notebook.from_environment()

@@ -1,6 +1,6 @@
 """A worker as in torchrun's documentation: plain DDP, a checkpoint of rank 0's state, loaded at the start.
 
-The checkpoint is as cheap as possible without losing it to kill -9 of a process: safetensors, no fsync, renamed.
+The checkpoint is as cheap as one that survives kill -9 of a process can be: safetensors, no fsync, renamed.
 """
 
 from __future__ import annotations

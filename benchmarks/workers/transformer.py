@@ -23,7 +23,7 @@ SEED = 1
 
 
 class Transformer:
-    """One rank's training; to be built when torch's default process group exists."""
+    """One rank's training; create it once torch's default process group exists."""
 
     def __init__(self, wrap: Callable[[nn.Module], nn.Module] = DistributedDataParallel) -> None:
         torch.set_num_threads(1)
@@ -38,7 +38,7 @@ class Transformer:
         return self._learn(self.model, number)
 
     def step_alone(self, number: int) -> None:
-        """The same, without reducing its gradients."""
+        """Make optimizer step ``number`` without reducing its gradients."""
         self._learn(self.model.module, number)
 
     def _learn(self, model: nn.Module, number: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """SameBits: keep PyTorch training running when any process dies.
 
-The public names. Each is imported on first use, so that a scheduler never loads torch::
+Public names are imported on first use, so that a scheduler never loads torch::
 
     import samebits
     samebits.init()

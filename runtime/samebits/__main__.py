@@ -150,7 +150,7 @@ def _scheduler(arguments: Arguments) -> int:
             claim_folder(settings.log_dir, job, name)
 
     service = SchedulerService(replace(settings, role=Role.SCHEDULER), on_job=claim_logs)
-    # In a terminal's foreground. If the starter ignores SIGINT for its processes, it stays ignored.
+    # Ctrl-C reaches a scheduler in a terminal's foreground. If its starter ignores SIGINT, so does the scheduler.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: service.stop("Ctrl-C at the scheduler"))
     signal.signal(signal.SIGTERM, lambda *_: service.abandon())
@@ -224,8 +224,8 @@ class Subcommand:
     """An entry of the table of subcommands.
 
     Attributes:
-        run: takes the words after its name and returns the exit status.
-        is_shown: whether ``--help`` lists it; the others are called by scripts and containers.
+        run: called with the words after the subcommand's name; returns the exit status.
+        is_shown: whether ``--help`` lists the subcommand; hidden ones are called by scripts and containers.
     """
 
     name: str

@@ -96,7 +96,7 @@ __all__ = [
 ]
 
 START_FOLDER = "SAMEBITS_START_FOLDER"
-"""The folder in which a launcher started a process; the script may change it before it imports the package."""
+"""The folder in which a launcher started a process; the script may leave that folder before importing the package."""
 _WORKER_PID = "SAMEBITS_WORKER_PID"
 _AGENT = "SAMEBITS_TORCHRUN_AGENT"
 _AGENT_SCHEDULER = "SAMEBITS_TORCHRUN_SCHEDULER"
@@ -108,13 +108,13 @@ _BY_NAME = {variable.name: variable for variable in VARIABLES}
 _NEAR = 0.88
 """Similarity (difflib) from which a name counts as misspelt: NODEID and NODE_ID are similar, NODE_IP is not."""
 _SHORTEST_UNCLEAR = 6
-"""Names up to this length, such as ROLE and DEVICE, are similar to too many unrelated names to be checked."""
+"""Names up to this length, such as ROLE and DEVICE, are not checked: too many unrelated names are similar."""
 
 FIRST_INHERITED = 3  # SD_LISTEN_FDS_START
 
 ETCD_FILES = ("ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY")
 ETCD_SECRETS = ("ETCDCTL_USER", "ETCDCTL_PASSWORD")
-"""etcdctl's own variables; a user may contain its password."""
+"""etcdctl's own variables; the user's may contain the password too."""
 
 _COPY_FOLDER = Path("recovery")
 
@@ -150,11 +150,11 @@ _PLAIN_SCRIPT = (
 class Settings:
     """The values of ``VARIABLES``, typed. Relative folders are relative to the current folder.
 
-    ``checkpoint_path`` is a ``str`` if it is a URL. ``journal_place`` is set if RECOVERY_PATH names an etcd;
+    ``checkpoint_path`` is a ``str`` if it is a URL. ``journal_place`` is set if RECOVERY_PATH is an etcd URL;
     ``recovery_path`` is then the folder of the journal's copy. ``relay`` is the relay that SCHED_HOST names before the
-    scheduler's hosts, and ``starts_relay`` whether SCHED_HOST asks this host's launcher to start one; ``sched_host`` is
-    without both. ``role`` is None and ``worker_num`` with its bounds 0 only if a tool read the settings
-    with ``role_required=False``.
+    scheduler's hosts, and ``starts_relay`` whether SCHED_HOST asks this host's launcher to start one; ``sched_host``
+    contains neither. ``role`` is None, and ``worker_num`` and its bounds are 0, only if a tool read the settings with
+    ``role_required=False``.
     """
 
     role: Role | None
@@ -219,7 +219,7 @@ class Settings:
 
 
 def read(environ: Mapping[str, str] = os.environ, *, role_required: bool = True) -> tuple[Settings, list[str]]:
-    """Return the settings in ``environ``, and warnings to show once; depends on its arguments only.
+    """Return the settings in ``environ``, and warnings to show once; depends only on its arguments.
 
     ``role_required=False`` is for tools such as ``status``: ROLE and WORKER_NUM may then be absent.
 
@@ -435,7 +435,7 @@ def is_loopback(address: str) -> bool:
 def require_secret(bind_addresses: Iterable[str], settings: Settings) -> None:
     """Refuse to listen beyond loopback without authentication.
 
-    ``read`` has checked literal addresses; only when binding are names resolved.
+    ``read`` has checked literal addresses; names are resolved only when binding.
 
     Args:
         bind_addresses: resolved, without port.
@@ -599,7 +599,7 @@ def is_shell_name(name: str) -> bool:
 
 
 def whole_environment() -> dict[str, str]:
-    """Return the whole environment, for a child process."""
+    """Return the complete environment, for a child process."""
     return dict(os.environ)
 
 
@@ -611,7 +611,7 @@ def secret_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
 
 
 def etcd_access() -> EtcdAccess:
-    """Return how a client is admitted to an etcd, as etcdctl's own variables say."""
+    """Return the credentials and TLS files for etcd, from etcdctl's own variables."""
     authority, certificate, key = (Path(text) if (text := os.environ.get(name)) else None for name in ETCD_FILES)
     user, colon, password = os.environ.get("ETCDCTL_USER", "").partition(":")
     return EtcdAccess(authority, certificate, key, user, password if colon else os.environ.get("ETCDCTL_PASSWORD", ""))
@@ -629,7 +629,7 @@ _USE_NCCL2 = "TORCH_DIST_USE_NCCL2"
 
 @dataclass(frozen=True, slots=True)
 class _Guard:
-    """One of NCCL's or torch's own guards: what SameBits sets it to, and what any other value means.
+    """One of NCCL's or torch's own guards: the value that SameBits sets, and the meaning of any other value.
 
     Attributes:
         names: the variable, then names of older releases.
@@ -659,11 +659,11 @@ _NCCL_GUARDS = (
 def leave_failures_to_us(environ: MutableMapping[str, str] = os.environ) -> list[str]:
     """Let an abandoned collective over NCCL or HCCL fail instead of ending the process, unless the user decided.
 
-    By torch's own default it ends the process (ProcessGroupNCCL.hpp). Older releases of torch_npu read only the older
-    name of Ascend's variable, so both are set.
+    By default, torch ends the process (ProcessGroupNCCL.hpp). Older releases of torch_npu read only the older name of
+    Ascend's variable, so both names are set.
 
     Returns:
-        A sentence for each value of the user's under which recovery in the process cannot work as promised.
+        A sentence for each value set by the user under which recovery in the process cannot work as promised.
     """
     if not any(name in environ for name in _OF_HCCL):
         environ.update(dict.fromkeys(_OF_HCCL, "0"))
@@ -700,7 +700,7 @@ def keep_operators_in(folder: Path) -> None:
     """Make CANN cache the operators that it compiles in ``folder``, unless the user has set a folder.
 
     CANN must not remove any itself (-1), so that nodes sharing the folder do not contend for it. The parent folder is
-    pruned when a job starts (``store.compile_cache``).
+    pruned when a job starts (``training.process.compiled_code``).
     """
     os.environ.setdefault("ASCEND_CACHE_PATH", str(folder))
     os.environ.setdefault("ASCEND_MAX_OP_CACHE_SIZE", "-1")
@@ -788,13 +788,13 @@ def torchrun_error_file() -> Path | None:
 
 
 def mark_agent(session: str, environ: MutableMapping[str, str] = os.environ) -> str:
-    """Let torchrun's workers inherit which agent has started them; return the variable's name."""
+    """Name the agent in a variable that torchrun's workers inherit; return the variable's name."""
     environ[_AGENT] = session
     return _AGENT
 
 
 def offer_scheduler(host: str, port: int, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let torchrun's workers inherit the address for a ported script's scheduler; host "": none."""
+    """Let torchrun's workers inherit the address of a ported script's scheduler; host "": there is none."""
     environ[_AGENT_SCHEDULER] = f"{host} {port}" if host else ""
 
 

@@ -37,7 +37,7 @@
     ├── SupersededError              91   another scheduler has claimed the job; this one has stopped
     ├── LevelsSpentError             92   a process used up its restarts; restart the whole job
     ├── PreflightError               93   this host's device, memory or disk does not work correctly
-    ├── HiddenStateError             95   a step repeated from one commit had another result (HIDDEN_STATE=stop)
+    ├── HiddenStateError             95   a step repeated from one commit had a different result (HIDDEN_STATE=stop)
     ├── AbortHungError               96   aborting a broken group's communicators did not return
     ├── DeviceLostError              97   after a break, this process could no longer use its device
     └── CommunicationError           83   the group lost a member; recovery handles it inside ``elastic.run``
@@ -96,7 +96,7 @@ __all__ = [
 
 
 WRONG_WORDS = 2
-"""The exit code for wrong arguments on a command line, as argparse uses it; wrong variables have SettingsError's."""
+"""Exit code for wrong arguments on a command line, as in argparse; wrong variables give that of SettingsError."""
 
 
 OWN_CODES = range(64, 100)
@@ -126,7 +126,7 @@ class FencedError(SameBitsError):
 
     def __init__(self, text: str, *, may_return: bool = False) -> None:
         super().__init__(text)
-        self.may_return = may_return  # its slot has another node, its node id is free: it may return as a spare
+        self.may_return = may_return  # another node has its slot, but its node id is free, so it may return as a spare
 
 
 class DuplicateNodeError(SameBitsError):

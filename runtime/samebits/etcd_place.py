@@ -1,4 +1,4 @@
-"""The place of a job's journal in an etcd, and the credentials for that etcd. Opens no connection."""
+"""Where a job's journal is in etcd, and the credentials for etcd. Opens no connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEYS = re.compile(r"(/[A-Za-z0-9._-]{1,100}){1,8}")
 
 @dataclass(frozen=True, slots=True)
 class EtcdPlace:
-    """The members of an etcd, and the prefix of all keys of one job, such as ``/jobs/digits``."""
+    """The members of an etcd cluster, and the prefix of one job's keys, such as ``/jobs/digits``."""
 
     members: tuple[SchedulerAddress, ...]
     prefix: str
@@ -26,7 +26,7 @@ class EtcdPlace:
 
     @classmethod
     def parse(cls, text: str) -> EtcdPlace:
-        """Read ``etcd://h1:2379,h2:2379,h3/jobs/name``.
+        """Parse a URL such as ``etcd://h1:2379,h2:2379,h3/jobs/name``.
 
         Raises:
             ValueError: ``text`` is not in this form; the message says why.

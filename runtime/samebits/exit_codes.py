@@ -1,7 +1,7 @@
 """Exit codes of all processes, and whether starting the same command again can help.
 
 docs/reference/exit-codes.md and ``samebits explain exit-codes`` print this table. A code keeps its meaning until a new
-major version, because restart loops, Slurm and Kubernetes decide by it.
+major version, because restart loops, Slurm and Kubernetes base decisions on it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read a file that the user names, such as CLUSTER_SECRET_FILE, without waiting and with a bound.
+"""Read a file that the user names, such as CLUSTER_SECRET_FILE, without blocking and up to a maximum size.
 
 Links are followed, since clusters mount secrets behind links. A fifo would block until something writes to it
 (fifo(7)), and a device may never end, so only regular files are read.

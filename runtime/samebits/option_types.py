@@ -30,12 +30,12 @@ def whole(least: int = 0, most: int = MOST_COUNT) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """Parse seconds, 0 or more."""
+    """Parse a number of seconds, 0 or more."""
     return _number_in(text, "seconds, 0 or more", 0.0)
 
 
 def interval(text: str) -> float:
-    """Parse seconds above 0."""
+    """Parse a number of seconds above 0."""
     return _number_in(text, "seconds above 0", 1e-9)
 
 

@@ -2,8 +2,8 @@
 
 All text that may come from another program (an exception, a path, a line of a log, a file's content) passes through
 here before it becomes a message, a record, an event, a log line, a JSON document or output. A lone surrogate cannot be
-encoded, and an escape sequence, a carriage return or a bidirectional override makes a terminal show other text than was
-written.
+encoded, and an escape sequence, a carriage return or a bidirectional override makes a terminal show a different text
+than was written.
 """
 
 from __future__ import annotations

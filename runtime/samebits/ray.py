@@ -102,8 +102,8 @@ class RunConfig:
     """The name of a run and the folder for its results.
 
     Args:
-        name: the run's folder in ``storage_path``. Running the same script under the same name again follows the run if
-            it is under way, and resumes an interrupted run. None: a name with the present time.
+        name: the run's folder in ``storage_path``. If the same script is run again under this name, it follows a run
+                    that is under way, and resumes one that was interrupted. None: a name with the current time.
         storage_path: a folder that all hosts share; None: ``~/ray_results``.
 
     Example::
@@ -161,14 +161,14 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
-        """Give the folder inside a ``with`` block, which must not change the files."""
+        """Return a context manager that gives the folder; its block must not change the files."""
         yield self.path
         self._loaded()
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What ``Trainer.fit`` returns.
+    """The result of ``Trainer.fit``.
 
     Attributes:
         metrics: rank 0's newest reported metrics; None if nothing was reported.
@@ -292,7 +292,7 @@ class Trainer:
 
 
 def plan_of(function: Callable[..., object], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a worker needs to call the function: its name, its configuration, and where modules are found.
+    """Return the data that a worker needs to call the function: its name, its configuration and the import path.
 
     Raises:
         UsageError: as :class:`Trainer`.
@@ -308,7 +308,7 @@ def plan_of(function: Callable[..., object], config: Mapping[str, Any]) -> dict[
 
 
 def write_plan(plan: Mapping[str, Any], folder: Path) -> Path:
-    """Write a plan for the workers of the run in this folder; return the file, which is named by its content."""
+    """Write a plan for the workers of the run in this folder; return the file, which is named after its hash."""
     content = strict_json.dumps(plan).encode()
     path = folder / "device" / f"train-{hashlib.sha256(content).hexdigest()[:16]}.json"
     durable.make_directory(path.parent)
@@ -488,7 +488,7 @@ def prepare_model(model: Any, *, parallel_strategy_kwargs: Mapping[str, Any] | N
 
 
 def prepare_data_loader(data_loader: Any) -> Any:
-    """Divide a loader's samples among the workers with a ``DistributedSampler``, which the loader's order decides.
+    """Divide a loader's samples among the workers with a ``DistributedSampler`` that shuffles if the loader does.
 
     On an accelerator, the loader also moves each batch to the device. Call ``loader.sampler.set_epoch(epoch)`` before
     each epoch, as with Ray Train.
@@ -497,7 +497,7 @@ def prepare_data_loader(data_loader: Any) -> Any:
         data_loader: a ``torch.utils.data.DataLoader`` with a batch size and with torch's sequential or random order.
 
     Raises:
-        UsageError: called outside a training function, or the loader has a sampler of its own.
+        UsageError: called outside a training function, or the loader has a custom sampler or no batch size.
 
     Example::
 

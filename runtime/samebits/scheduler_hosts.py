@@ -1,7 +1,7 @@
-"""Parse SCHED_HOST: one host, several hosts, each optionally with a port, or a file of them; before them a relay.
+"""Parse SCHED_HOST: an optional relay, then one or more hosts, each with an optional port, or a file of hosts.
 
-The setting stays a text in canonical form; callers that need its addresses get them here. No name is resolved and no
-file opened.
+The setting is kept as text in canonical form; this module extracts its addresses. It resolves no name and opens no
+file.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def split_relay(text: str) -> tuple[SchedulerAddress | None, bool | None, str]:
 
 
 def with_relay(relay: SchedulerAddress | None, hosts: str) -> str:
-    """Return SCHED_HOST's canonical text for the scheduler's hosts and a relay before them; None: without one."""
+    """Return SCHED_HOST's canonical text for the scheduler's hosts, preceded by the relay if there is one."""
     return hosts if relay is None else f"{RELAY}{relay},{hosts}"
 
 
@@ -125,7 +125,7 @@ def file_in(text: str) -> Path | None:
 
 
 def addresses_of_file(content: str, port: int) -> tuple[SchedulerAddress, ...]:
-    """Return the addresses in a file of SCHED_HOST: one or more per line, with commas; ``#`` begins a comment.
+    """Return the addresses in a file of SCHED_HOST: one or more per line, separated by commas; ``#`` begins a comment.
 
     Raises:
         NotHostsError: the file is empty, or may be incomplete because its last line has no line break.

@@ -1,8 +1,8 @@
-"""The table of environment variables, from which the settings and docs/reference/variables.md are made.
+"""The table of environment variables, from which the settings and docs/reference/variables.md are derived.
 
-A variable is one entry of ``VARIABLES``. Its value, its checks, the refusal of what is not built yet, what a restart
-keeps, what a job's processes must agree on and its row in the docs all follow from that entry. ``samebits.config``
-reads the environment, and only it imports this module.
+A variable is one entry of ``VARIABLES``. The entry determines how the value is parsed and checked, which values are
+refused because they are not built yet, whether a restart keeps the variable, whether a job's processes must agree on
+it, and its row in the docs. ``samebits.config`` reads the environment, and only it imports this module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEAST_AUDIT = 50
 STRATEGY_WORDS = ("process", "pod", "job", "retry", "recover", "recover-in-place", "exit", "dump", "elastic-training")
 """Our names, then those of Ascend's ``recover-strategy``; ``samebits.core.causes.escalation`` defines them."""
 OF_A_SHELL = frozenset(("|", "||", "&", "&&", ";", ">", ">>", "<", "2>&1", "2>"))
-"""Words with a meaning to shells only; a command that is run without a shell would take them as arguments."""
+"""Words that mean something only to a shell; a command that is run without one would get them as arguments."""
 LONGEST_S = 1e9
 """Upper bound of all times, some 31 years; the system's own timers overflow a little above it."""
 
@@ -52,7 +52,7 @@ class Scope(Enum):
 
 
 class WrongValueError(ValueError):
-    """A text that its kind cannot read: the reason, and a fix if ``export NAME=<example>`` is not the best one."""
+    """A text that its type cannot parse: the reason, and a fix if ``export NAME=<example>`` is not the best one."""
 
     def __init__(self, why: str = "", fix: str = "") -> None:
         super().__init__(why)
@@ -209,7 +209,7 @@ def _one_of(*words: str) -> SettingType:
 def _and_number(
     words: tuple[str, ...], number: SettingType, example: str, make: Callable[[str, object], object]
 ) -> SettingType:
-    """Return the kind of a word, or of a word with a number as in ``example``; ``make`` gets None without one."""
+    """Return the type of a word, optionally with a number as in ``example``; without one, ``make`` gets None."""
 
     def parse(text: str) -> object:
         word, colon, behind = (part.strip() for part in text.lower().partition(":"))
@@ -285,7 +285,7 @@ def _parse_grace(text: str) -> Grace:
 
 
 class RecoverStrategy(NamedTuple):
-    """RECOVER_STRATEGY: its words, each with the attempts that it gets; None: the default."""
+    """RECOVER_STRATEGY: its words, each with its number of attempts; None: the default."""
 
     attempts: Mapping[str, int | None]
 
@@ -374,7 +374,7 @@ def _parse_share(text: str) -> float:
 
 
 class HostRest(NamedTuple):
-    """How long a host that failed is not used, in seconds: the first time, and at most."""
+    """Seconds for which a failed host is not used: after its first failure, and at most."""
 
     first_s: float
     most_s: float
@@ -396,8 +396,8 @@ class SignPolicy(NamedTuple):
     """The policy for one sign of bad health, and its limit.
 
     Attributes:
-        policy: what follows when the limit is reached.
-        limit: a share of 1; of ``device_heat`` °C; of ``logs`` free MiB.
+        policy: the action when the limit is reached.
+        limit: a share of 1; for ``device_heat``, °C; for ``logs``, free MiB.
     """
 
     policy: str
@@ -579,7 +579,7 @@ class Variable:
     Attributes:
         capability: the feature that the variable belongs to.
         default: parsed like a value. The name of an earlier variable stands for that variable's value; None: no value.
-        shown_default: what docs/reference/variables.md shows instead, in both languages.
+        shown_default: the text that docs/reference/variables.md shows instead, in both languages.
     """
 
     name: str
@@ -1024,4 +1024,4 @@ REMOVED = {
     "WATCHDOG": "HANG=off does what WATCHDOG=0 did",
     **{name: f"it is a part of {successor}" for name, successor in PART_OF.items()},
 }
-"""Variables of earlier releases, and what replaces each."""
+"""Variables of earlier releases, each with its replacement."""

@@ -1,7 +1,7 @@
 """The folder in which this process was started.
 
-A script, or Hydra for it, may change to another folder before or after ``samebits.init()``; a job's folders stay. A
-launcher sets the folder; otherwise it is the current one when the package is imported.
+A script, or Hydra for it, may change to another folder before or after ``samebits.init()``; a job's folders must not
+change with it. A launcher sets the start folder; otherwise it is the current folder when the package is imported.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def start_folder() -> Path:
 
 
 def was_started_in(folder: Path | None) -> None:
-    """Set the folder that the launcher named, unless it named none or the folder no longer exists."""
+    """Set the start folder that the launcher named, unless it named none or the folder no longer exists."""
     global _folder
     if folder is not None and folder.is_dir():
         _folder = folder
 
 
 def starts_here() -> None:
-    """Take the current folder as the start folder, in a process that was forked for a script."""
+    """Make the current folder the start folder, in a process that was forked for a script."""
     global _folder
     _folder = Path.cwd()

@@ -1,4 +1,4 @@
-"""JSON without control characters when written, and without unusable numbers when read.
+"""Write JSON without control characters, and read JSON without unusable numbers.
 
 Written text is UTF-8 and safe to print. Numbers read are finite and fit 64 bits: an integer of 400 digits would raise
 OverflowError in its first sum with a float, and JSON has no NaN.
@@ -23,7 +23,7 @@ def dumps(value: Any, *, indent: int | None = None, is_compact: bool = False) ->
     """Return the value as JSON without control characters or lone surrogates; :func:`loads` gives the value back."""
     separators = (",", ":") if is_compact else None
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators)
-    return escaped(text, keep="\n")  # outside strings JSON has only line breaks
+    return escaped(text, keep="\n")  # outside strings, JSON's only control characters are line breaks
 
 
 def loads(text: str | bytes) -> Any:

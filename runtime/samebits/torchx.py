@@ -1,6 +1,6 @@
 """A TorchX component: ``torchx run samebits.torchx:dist -j 2x4 --script train.py``.
 
-The component is ``dist.torchrun`` with the rendezvous of this package, on any scheduler that TorchX knows. torchx is
+The component is ``dist.torchrun`` with the rendezvous of this package, on any scheduler that TorchX supports. torchx is
 imported inside the function, since this package does not depend on it. TorchX evaluates the annotations of the
 arguments, so they cannot be postponed, and recognises the annotation of the result by its name.
 """
@@ -47,7 +47,7 @@ def dist(
         memMB: memory of each node in MB
         j: nodes and processes of each, as in 2x8; 2:3x8 trains on two nodes, and the third is a standby
         env: variables of the processes, as in CLUSTER_SECRET_FILE=/run/secrets/cluster,RECOVERY_PATH=/shared/recovery
-        max_retries: how often the scheduler may start a node again
+        max_retries: how often the scheduler may restart a node
         max_restarts: how often torchrun may restart a node's workers
         port: the scheduler's port on node 0
         mounts: mounts, as in dist.torchrun

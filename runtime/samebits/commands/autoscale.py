@@ -193,7 +193,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     export.add_argument("--target", type=_name, default="samebits-worker", metavar="NAME", help="the StatefulSet")
     export.add_argument("--prometheus", default="", metavar="URL", help="keda: the server that has the queue")
-    export.add_argument("--query", default="", metavar="PROMQL", help="keda: query for the queue (default: as reported)")
+    export.add_argument("--query", default="", metavar="PROMQL", help="keda: query for the queue, if not as reported")
     options = parser.parse_args(arguments)
     if not options.export and options.queue_file and not options.queue_per_worker:
         raise UsageError("--queue-file needs a target. Fix: give --queue-per-worker as well")

@@ -1,7 +1,7 @@
-"""``samebits clean``: free what jobs of this folder left behind: checkpoints in memory and folders moved aside.
+"""``samebits clean``: remove what jobs of this folder left behind: checkpoints in memory and folders moved aside.
 
-Nothing is removed that was not listed with its path and size, and nothing while the job has a process. Files of other
-users, jobs and folders are ignored.
+Only what was listed with its path and size is removed, and only while the job has no process. Files of other users,
+jobs and folders are ignored.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def memory_line(job: str) -> str:
 
 
 def shown(left: Sequence[Left], settings: Settings) -> list[str]:
-    """Return one line for each thing that may be removed, and what its removal means for the job."""
+    """Return one line for each item that may be removed, and what its removal means for the job."""
     if not left:
         return ["samebits: there is nothing to free in this folder"]
     lines = [f"  {spoken_size(one.size_bytes):>10}  {one.path} ({one.what})" for one in left]
@@ -129,10 +129,10 @@ def _without_memory(view: JobView, settings: Settings) -> str:
 
 
 def remove(left: Sequence[Left]) -> int:
-    """Remove all of it; return the number of bytes freed.
+    """Remove these items; return the number of bytes freed.
 
     Raises:
-        StoreError: something cannot be removed.
+        StoreError: an item cannot be removed.
     """
     freed = 0
     for job in dict.fromkeys(one.job for one in left if one.job):

@@ -1,4 +1,4 @@
-"""``samebits cluster``: hosts on this machine for users without a cluster, which can be cut off, killed and healed."""
+"""``samebits cluster``: hosts on this machine that can be cut off, killed and healed, for users without a cluster."""
 
 from __future__ import annotations
 

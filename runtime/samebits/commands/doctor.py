@@ -261,7 +261,7 @@ def _at(settings: Settings, address: SchedulerAddress) -> DoctorFinding:
 
 
 def network(settings: Settings) -> list[DoctorFinding]:
-    """Return the network interface of a job on several hosts; a negative finding if another one is much faster."""
+    """Check a multi-host job's network interface; the finding is negative if a much faster one is unused."""
     try:
         used = address_towards(settings.sched_host, settings.sched_port)
     except OSError:

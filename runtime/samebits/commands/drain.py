@@ -1,6 +1,6 @@
 """``samebits drain``: make workers, or all workers of a host, leave at their next commit, and wait for them.
 
-A machine that is about to be switched off then costs the job one commit and no step.
+A machine can then be switched off without losing a step.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Meant:
-    """The living nodes that the words mean, and the discovered hosts that were named."""
+    """The living nodes that the words name, and the discovered hosts among these words."""
 
     nodes: tuple[str, ...]
     hosts: tuple[str, ...] = ()

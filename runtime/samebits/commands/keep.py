@@ -37,7 +37,7 @@ _UNKNOWN_COMMAND = 127  # as a shell reports it
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; return the process's last exit status, or 92 if the whole job has to start again."""
+    """Run the subcommand; return the process's last exit status, or 92 if the whole job must be restarted."""
     parser = argparse.ArgumentParser(
         prog="samebits keep",
         usage="%(prog)s [--stay] command ...",
@@ -100,7 +100,7 @@ class RestartLoop:
         self.asked = False
 
     def run(self) -> int:
-        """Run the process until a restart here cannot help or is not this process's to do; return the status.
+        """Run the process until a restart here cannot help or must be made at a higher level; return the status.
 
         Raises:
             UsageError: there is no such program. If the program ran before, its absence counts as a death.

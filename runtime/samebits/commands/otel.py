@@ -46,7 +46,7 @@ class CountingExporter:
         return result
 
     def shutdown(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         self._exporter.shutdown()
 
 

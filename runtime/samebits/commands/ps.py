@@ -68,7 +68,7 @@ def _started_by_others(view: JobView | None, settings: Settings) -> dict[str, Pr
 
 
 def _relay_rows(settings: Settings) -> list[dict[str, Any]]:
-    """Return the row of this host's relay, which is no process of the job, with the number of workers it serves."""
+    """Return the row of this host's relay, which is not a process of the job, with the number of workers it serves."""
     row: dict[str, Any] = {"node": None, "slot": None, "role": RELAY}
     return [
         row | {"pid": one.pid, "started_at": one.started_at, "state": _state(one), "serves": served_by(one)}

@@ -1,4 +1,4 @@
-"""``samebits recover``: start what is missing of the job that was started in this folder, and follow it.
+"""``samebits recover``: restart the dead processes of the job that was started in this folder, and follow it.
 
 Processes are started from the job spec, not from the current environment, except for a secret that was given by value,
 which is not stored. A start that fails ends no living process.
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def go_on(log_dir: Path, kept: JobSpec, *, detach: bool = False) -> int:
-    """Restart what is gone and follow; repeat if the scheduler gave up too early. Return the exit status.
+    """Restart dead processes and follow the job; repeat if the scheduler gave up too early. Return the exit status.
 
     ``detach``: return once the processes are started.
     """
@@ -116,7 +116,7 @@ def _moved_in() -> tuple[Path, JobSpec]:
 
 
 def _bring_back(log_dir: Path, kept: JobSpec, *, detach: bool) -> FollowResult | None:
-    """Restart what is gone and follow the job; return None if the job is over, or with ``detach``."""
+    """Restart dead processes and follow the job; return None if the job is over, or with ``detach``."""
     present = config.whole_environment()
     secrets = job_spec.secrets_for(kept, present)
     settings = kept.settings(secrets)
@@ -194,7 +194,7 @@ def _listener(kept: JobSpec, settings: Settings, remains: Remains) -> Listener:
 
 
 def _require_own_journal(kept: JobSpec, settings: Settings, remains: Remains) -> None:
-    """Raise if RECOVERY_PATH holds another job, since two launchers may have been given the same one.
+    """Raise if RECOVERY_PATH holds another job, since two launchers may have been given the same path.
 
     Raises:
         ForeignFolderError: names both jobs.
@@ -219,7 +219,7 @@ def _refuse_without_journal(settings: Settings, kept: JobSpec) -> None:
     """Refuse to begin another job in the folders of this one, before anything is written.
 
     Raises:
-        StoreError: something of the job is left. If nothing is, the job had hardly begun, and starts again.
+        StoreError: data of the job is left. If none is, the job had hardly begun, and is started again.
     """
     candidate = recovering.newest_candidate(settings)
     if candidate is None and read_owner(settings.log_dir) is None:
@@ -278,7 +278,7 @@ def _script_change(kept: JobSpec, remains: Remains, recovery: RecoveryPlan) -> s
 def start_again(
     log_dir: Path, recovery: RecoveryPlan, program: Program, in_place: Callable[[Sequence[str]], object] | None = None
 ) -> None:
-    """Start processes that are gone, after ending those that are in the way.
+    """Start dead processes again, after ending those that are in the way.
 
     ``in_place`` starts other nodes as replacements, which then wait for no cool-down.
 

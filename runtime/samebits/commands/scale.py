@@ -1,7 +1,7 @@
 """``samebits scale``: add workers of this machine to a running job, or remove some.
 
-The job spec names the nodes that belong to this machine and is changed first. So ``recover`` restarts added workers and
-leaves removed ones out, even if this command is killed.
+The job spec names the nodes that belong to this machine and is changed first. So ``recover`` restarts added workers,
+and does not restart removed ones, even if this command is killed.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def bring_to(log_dir: Path, size: int, why: str, *, dry_run: bool = False) -> bo
         dry_run: only print what would be done.
 
     Returns:
-        False if there was nothing to do: as many workers are present, on their way in, or wanted already.
+        False if there was nothing to do: this many workers are already present, joining or requested.
 
     Raises:
         UsageError: the job's bounds forbid it, it has too few workers here, or no scheduler answers.

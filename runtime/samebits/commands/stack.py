@@ -1,6 +1,7 @@
 """``samebits stack``: show each local worker's line of the script, its threads and its last collectives.
 
-Workers are asked directly, so it works without a scheduler, and while a worker holds the GIL or waits in a collective.
+Workers are asked directly, so the command works without a scheduler, and while a worker holds the GIL or waits in a
+collective.
 The collectives can be written to files for torch's own analyser (``torchfrtrace``).
 """
 
@@ -61,7 +62,7 @@ def dump_of(contents: RecordedCollectives) -> dict[str, Any]:
 
 
 def _comparable(contents: RecordedCollectives) -> Iterator[tuple[int, Launched]]:
-    """Yield the launches that other ranks have on record too, each with the number of the world collective before it.
+    """Yield the launches that other ranks have recorded too, each with the number of the world collective before it.
 
     By that number, torchfrtrace leaves out launches older than the oldest one that every rank has, since ranks launch
     different numbers of sends. So if older launches were overwritten, those before the first world collective are left

@@ -84,7 +84,7 @@ def find(settings: Settings) -> JobView:
 
 
 def _is_superseded(told: JobView, stored: JobView | None) -> bool:
-    """Return whether the folder's journal belongs to another job than the answering scheduler, or to a later term."""
+    """Return whether the folder's journal belongs to a later term than the answering scheduler, or to another job."""
     return stored is not None and (stored.job != told.job or stored.term > told.term)
 
 

@@ -138,7 +138,7 @@ def _stop_at_commit(settings: Settings, timeout_s: float) -> None:
 
 
 def _drain(settings: Settings, view: JobView, timeout_s: float) -> None:
-    """Make every worker leave; the end of the job takes those that have not."""
+    """Make every worker leave; those that have not left in time end with the job."""
     nodes = [one.node for one in view.nodes if one.presence is PresenceState.ALIVE]
     if nodes:
         text = f"{counted(len(nodes), 'worker')} must leave: the job is drained ({BY} --drain)"
@@ -146,7 +146,7 @@ def _drain(settings: Settings, view: JobView, timeout_s: float) -> None:
 
 
 def _stop_elsewhere(settings: Settings, view: JobView) -> int:
-    """End a job that has no known process on this machine; its scheduler does all of it."""
+    """End a job that has no known process on this machine, which only its scheduler can do."""
     deadline = time.monotonic() + END_S
     while is_listening(settings):
         stop_once(settings, BY)

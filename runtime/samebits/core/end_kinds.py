@@ -40,7 +40,7 @@ class EndKind(enum.IntEnum):
     STUCK = 37, errors.StuckError, "was stuck"
 
     def __new__(cls, number: int, error: type[errors.SameBitsError] | None, words: str) -> EndKind:
-        """Return the member of this number."""
+        """Create the member with this number."""
         member = int.__new__(cls, number)
         member._value_ = number
         member.error, member.words = error, words
@@ -53,15 +53,18 @@ class EndKind(enum.IntEnum):
         return self.name.lower()
 
     def is_permanent(self, status: int) -> bool:
-        """Return whether a process ended the job with an error of this package, whose exit code the job has too."""
+        """Return whether the job exits with the code of a process's error.
+
+        ``status`` is that process's exit code, and the error is one of this package's.
+        """
         return status in errors.OWN_CODES and status != self.exit_code
 
     def words_with(self, status: int) -> str:
-        """Return the predicate for an end with this exit status of a process; 0: none set the job's."""
+        """Return the predicate, given the exit status that a process gave the job (0: none)."""
         return "failed" if self.is_permanent(status) else self.words
 
     @classmethod
     def of_exit_code(cls, code: int) -> EndKind | None:
-        """Return the kind of unfinished end with this exit code, or None."""
+        """Return how an unfinished job with this exit code ended, or None."""
         ends = (one for one in cls if cls.FINISHED < one <= cls.POINTS_LOST)
         return next((one for one in ends if one.exit_code == code), None)

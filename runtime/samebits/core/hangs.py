@@ -1,7 +1,7 @@
 """Kinds of hang, and how to classify a process that sends nothing.
 
 Such a process may be stopped, hold Python's lock, wait in the kernel or be cut off. Two facts visible from outside
-tell which: the state that the kernel reports and the time since the control thread last ran.
+distinguish these cases: the state that the kernel reports and the time since the control thread last ran.
 ``service.process_state`` reads them; ``causes.table`` has the remedies.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 class Hang(enum.Enum):
-    """What blocks one rank or all of them."""
+    """Kinds of blockage, of one rank or of all."""
 
     STUCK = "is stuck in the script's code"
     BUSY = "computes"

@@ -1,8 +1,8 @@
 """The stages in which a job ends (finished, stopped, given up), and their time limits.
 
-The scheduler decides when to ask. This module ends the job for every process, and gives the job up after a delay if too
-few workers arrived or none is left. An end is journaled first, then sent to all; the scheduler exits once they have
-left or a grace period is over.
+The scheduler decides when to consult this module, which ends the job for every process, and gives the job up after a
+delay if too few workers arrived or none is left. The end is journaled first, then sent to all processes; the scheduler
+exits once they have left or a grace period is over.
 
 Training is finished when every rank's last commit is durable. The job is finished only once every rank has also reached
 the end of its script: code after ``train(state)`` may save, evaluate or upload, and may take hours.
@@ -23,7 +23,7 @@ from samebits.core.rounds.first_losses import Causes
 from samebits.core.rounds.rendezvous import Rendezvous
 from samebits.core.state import Seat
 
-END_GRACE_S = 10.0  # how long the job's end waits for its workers to leave
+END_GRACE_S = 10.0  # how long the scheduler waits for workers to leave when the job ends
 
 
 class Ending:
@@ -41,7 +41,7 @@ class Ending:
         self._first_heard_at: float | None = None
         self._filling_since = ledger.now
         self._empty_since: float | None = None
-        self._deserted_at = 0.0  # when the last worker left; announced replacements do not move it
+        self._deserted_at = 0.0  # when the last worker left; announcing replacements does not change it
         self._leave_by: float | None = None  # deadline for processes told to leave, and for a finished job's spares
         self.ended: JobEnded | None = None
         self._left_with = ""
@@ -87,7 +87,7 @@ class Ending:
         self._causes.made_good(generation)
 
     def answer(self, session: str) -> bool:
-        """Return whether the job has ended, and if so tell the session how."""
+        """Tell the session how the job ended, if it has; return whether it has."""
         if self.ended is None:
             return False
         self._ledger.ready.send(session, self._last_word(self.ended))
@@ -129,7 +129,7 @@ class Ending:
         return self._filling_since + self._ledger.policy.topo_timeout_s
 
     def judge_emptiness(self) -> None:
-        """Give the job up if for long enough it had no worker and no request for a seat."""
+        """Give the job up if it has had no worker and no request for a seat for too long."""
         ledger = self._ledger
         is_trained = ledger.state.final is not None
         if not self._is_through():
@@ -152,10 +152,10 @@ class Ending:
             self._give_up()
 
     def await_replacements(self) -> None:
-        """Restart the wait for workers: a supervisor reports that replacements are starting.
+        """Restart the wait for workers, because a supervisor is starting replacements.
 
-        Any process that can connect may send this report, so it cannot keep a job alive for good. A round still times
-        out (TOPO_TIMEOUT), and after training the wait for unfinished scripts is limited too.
+        Any process that can connect may report this, so the report cannot keep a job alive indefinitely. A round still
+        times out (TOPO_TIMEOUT), and after training the wait for unfinished scripts is limited too.
         """
         ledger = self._ledger
         if self._empty_since is None:
@@ -164,11 +164,11 @@ class Ending:
             self._empty_since = ledger.now
 
     def stop(self, by: str, status: int = 0) -> None:
-        """End the job now; if its scripts' own errors ended it, report those instead.
+        """End the job now; if errors in its scripts caused the end, report those instead.
 
         Args:
-            by: who asks, or with ``status`` the error.
-            status: exit code of a process whose error every retry repeats.
+                by: the requester, or the error if ``status`` is set.
+                status: exit code of a process whose error every retry would repeat; else 0.
         """
         failed = self._failed_scripts() if self._ledger.state.final is not None else self._own_errors()
         if self._ledger.policy.recovery and failed:
@@ -186,7 +186,7 @@ class Ending:
             return
         errors = self._own_errors()
         kind = EndKind.SCRIPT_FAILED if errors else EndKind.INTERRUPTED
-        if WRONG_GRADIENT in errors:  # no script has to be corrected, and the saved state is in doubt
+        if WRONG_GRADIENT in errors:  # no script needs a correction, and the saved state is in doubt
             kind = EndKind.UNEQUAL
         left = "most workers failed" if self._is_occupied() else NO_WORKER_LEFT
         self.end_job(kind, f"{left}; first cause: {self._causes.first_at_end or 'unknown'}")
@@ -199,8 +199,8 @@ class Ending:
     def _own_errors(self) -> list[Row]:
         """Return the missing members' own errors, if at least half of the job failed and each has one.
 
-        In that case the program is at fault and not a machine. The few ranks that left a collective before they met the
-        same error would wait in vain. If any error may not repeat (device, disk, network), the list is empty.
+        In that case the program is at fault, not a machine. The few ranks that left a collective before they met the
+        same error would wait in vain. If any error may not recur (device, disk, network), the list is empty.
         """
         ledger = self._ledger
         if 2 * len(ledger.absent) < self._world.size():
@@ -217,9 +217,9 @@ class Ending:
     def _emptiness_s(self) -> float:
         """Return how long the job may be without workers, in seconds.
 
-        A term in which no worker was heard from waits longer, because workers may be restarting. So does a job whose
-        training is finished: the process that runs the rest of a killed worker's script may first have to wait for the
-        cool-down.
+        The time is longer in a term without a message from any worker, because workers may be restarting. It is also
+        longer once training is finished: the process that runs the rest of a killed worker's script may first have to
+        wait for the cool-down.
         """
         policy = self._ledger.policy
         if self._first_heard_at is None:
@@ -252,7 +252,7 @@ class Ending:
             self._job_finished()
 
     def _is_through(self) -> bool:
-        """Return whether every slot's script has ended and no training is left."""
+        """Return whether every slot's script has ended and no training remains."""
         ledger, state = self._ledger, self._ledger.state
         if ledger.present():
             return False
@@ -260,7 +260,7 @@ class Ending:
             return False  # stopped, not finished: a recovery resumes it
         unfinished = self._unfinished_scripts()
         if (state.final is None or unfinished) and (self._admission.pending or self._admission.refused):
-            return False  # a process that asks for a seat may still run the rest
+            return False  # a process that asks for a seat may still run the rest of the script
         if len(state.by_slot) < self._world.size():
             return False
         if self._status_by() is not None:
@@ -274,7 +274,7 @@ class Ending:
         return max((at for at in times if at is not None and at > ledger.now), default=None)
 
     def _unfinished_scripts(self) -> list[Seat]:
-        """Return the seats, by slot, whose script has not reached its end."""
+        """Return the seats whose script has not reached its end, in slot order."""
         state = self._ledger.state
         seats = (state.seats[node] for _, node in sorted(state.by_slot.items()))
         return [seat for seat in seats if not seat.has_left]
@@ -310,7 +310,7 @@ class Ending:
         self._tell_waiting_sessions()
 
     def end_job(self, kind: EndKind, text: str, status: int = 0) -> None:
-        """End the job unfinished: tell every process, and exit when they have left.
+        """End an unfinished job: notify every process, and exit when all have left.
 
         Args:
             kind: how it ends.

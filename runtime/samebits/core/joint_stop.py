@@ -1,10 +1,11 @@
 """Stop every member of the job after the same commit, so that no step is repeated when the job resumes.
 
-A member that is asked names its next commit and does not train past it. The latest of these commits is one that every
-member can still reach. It is journaled and sent to all; once every member waits there, the job ends. The state
-machines are here and in ``core/agent``; ``service/agent`` holds the main thread.
+When asked, each member names its next commit and does not train past it. Every member can still reach the latest of
+these commits, so that one is journaled and sent to all; once every member waits after it, the job ends. The state
+machines are here and in ``core/agent``; ``service/agent`` pauses the main thread.
 
-A generation counts its own commits, so a loss in between only delays the stop: the next generation is asked again.
+Each generation counts its own commits, so a loss before the stop only delays it: the members of the next generation
+are asked again.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ class JointStop:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._counted: GenerationCommitted | None = None  # the generation that the values below belong to
-        self._incarnations: dict[str, int] = {}  # of its members
+        self._incarnations: dict[str, int] = {}  # its members' incarnations, by node
         self._commits: dict[str, int] = {}  # node → the commit after which it stops
         self._there: set[str] = set()  # nodes that wait after the agreed commit
 
     @property
     def is_planned(self) -> bool:
-        """Return whether the members are to stop."""
+        """Return whether a stop is planned."""
         return self._ledger.state.stop is not None
 
     @property
     def stopped_by(self) -> str:
-        """Return who asked for the stop if every member waits after the agreed commit, else ""."""
+        """Return the stop's requester once every member waits after the agreed commit; "" before."""
         plan, committed = self._ledger.state.stop, self._ledger.state.generation
         if plan is None or committed is None or committed is not self._counted or not plan.commits:
             return ""
@@ -52,7 +53,7 @@ class JointStop:
             self.remind(seat)
 
     def remind(self, seat: Seat) -> None:
-        """Tell a member of the last generation what it needs to know to stop."""
+        """Repeat the stop message to a member of the last generation that has not acted on it."""
         state = self._ledger.state
         plan, committed = state.stop, state.generation
         if plan is None or committed is None or not self._is_member(seat, committed):
@@ -61,7 +62,7 @@ class JointStop:
             self._ledger.tell(seat.node, StopAt(state.job, state.term, committed.generation, plan.commits))
 
     def take(self, seat: Seat, body: StopsAfter, said: ReportEnvelope) -> None:
-        """Take the commit after which a member stops."""
+        """Record the commit after which a member stops."""
         ledger, committed = self._ledger, self._ledger.state.generation
         if committed is None or said.generation != committed.generation or not body.commits:
             return

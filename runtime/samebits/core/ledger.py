@@ -2,8 +2,8 @@
 
 Only ``write`` changes durable state. It adds the record to the Ready and applies it at once, so the two cannot differ.
 Only ``miss``, ``meet`` and ``clear_absent`` change which slots are missing. Values that every message needs, such as
-the number of present slots, are kept up to date: recounting them would take ten thousand times ten thousand steps when
-ten thousand workers are lost and return.
+the number of present slots, are updated incrementally: recounting them would take ten thousand times ten thousand steps
+when ten thousand workers are lost and return.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Member: TypeAlias = tuple[str, int]
 """A node and its incarnation."""
 
 MOST_GENERATIONS = 64
-"""How many of the latest generations are remembered."""
+"""Number of recent generations that are remembered."""
 
 
 class Witnesses:
@@ -45,8 +45,8 @@ class Witnesses:
         """Record that a generation begins and which ranks copy their state.
 
         Args:
-            generation: its number.
-            members: by rank.
+                generation: the generation's number.
+                members: the generation's members, by rank.
             sources: rank → the rank whose state it takes.
         """
         self._took[generation] = {members[rank]: members[source] for rank, source in sources.items()}
@@ -63,13 +63,13 @@ class Witnesses:
         return {rank: origins.get(member, member) for rank, member in enumerate(members)}
 
 
-NAMED = 12  # nodes that a sentence names; the others are counted
+NAMED = 12  # most nodes that a sentence names; the others are only counted
 MOST_NOTICES = 16
-"""Notices in a status. A follower that was away for longer finds older ones in the history."""
+"""Most notices in a status. A follower that missed more finds the older ones in the history."""
 
 
 class Trust(enum.Enum):
-    """Which ranks are trusted if ranks that were equal differ (CONSISTENCY)."""
+    """Which ranks are trusted if ranks that should be equal differ (CONSISTENCY)."""
 
     MAJORITY = "majority"
     LEADER = "leader"  # rank 0
@@ -80,7 +80,7 @@ class Trust(enum.Enum):
 class Policy:
     """The job's fixed settings that decisions depend on. Durations are in seconds.
 
-    Without explicit limits, ``min_world_size`` and ``max_world_size`` are ``world_size``: the world keeps its size.
+    Without explicit limits, ``min_world_size`` and ``max_world_size`` equal ``world_size``, so the size is fixed.
     """
 
     world_size: int
@@ -93,7 +93,7 @@ class Policy:
     reconnect_grace_s: float = 0.5
     search_s: float = 0.0  # how long a worker may try other addresses of the scheduler before this one
     topo_timeout_s: float = 1800.0
-    rebuild: bool = True  # from live workers if the journal is empty
+    rebuild: bool = True  # an empty journal from live workers
     min_world_size: int = 0
     max_world_size: int = 0
     spare_num: int = 0
@@ -101,13 +101,13 @@ class Policy:
     shrink_grace_s: float = 10.0
     reset_limit: int = 0  # generations beyond the first; 0: no limit
     job: str = ""  # the id that the launcher gave the job; "": this scheduler was started by hand
-    token: bytes = field(default=b"", repr=False)  # of the job's launcher; b"": none, or unknown here
+    token: bytes = field(default=b"", repr=False)  # the token of the job's launcher; b"": none, or unknown here
     restarts: bool = True  # whether the job's launcher restarts dead processes
     watches: bool = True  # whether to watch members for progress
     step_timeout_s: float | None = None  # the longest time without a step; None: learned
     ends_stuck: bool = True  # False: hung members are only reported
-    straggler_factor: float | None = 1.2  # slower than the median by this factor is slow; None: no comparison
-    swaps_stragglers: bool = False  # for a spare; False: stragglers are only reported
+    straggler_factor: float | None = 1.2  # ratio to the median above which a worker is slow; None: no comparison
+    swaps_stragglers: bool = False  # replaces them by spares; False: stragglers are only reported
     causes: CauseTable = field(default=DEFAULT, repr=False)
     trust: Trust = Trust.STOP  # which ranks are trusted if they differ
 
@@ -137,7 +137,7 @@ class Liveness:
     ended: ProcessEnded | None = None  # its launcher's report of its end, if no message has arrived since
     noticed_by: LossDetection | None = None  # how its loss was noticed, if nothing else is known about it
     status_by: float | None = None  # after its script has left: deadline for its launcher to report the exit status
-    is_gone: bool = False  # it announced its end or its process was seen dead: messages that still arrive are old
+    is_gone: bool = False  # it announced its end or its process was seen dead: messages that still arrive are outdated
     process_state: ProcessState | None = None  # the process state seen while it was silent
     seen_at: float = 0.0
     figures: tuple[Figure, ...] = ()  # its measurements
@@ -166,19 +166,19 @@ class Ledger:
     presences: dict[str, Liveness] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)  # session → node, for seats
     absent: dict[int, float] = field(default_factory=dict)
-    """Expected slots without a live holder → how long an elastic world waits for one."""
+    """Expected slots without a live holder → the time until which an elastic world waits for one."""
     vacated: set[int] = field(default_factory=set)
     """Slots in ``absent`` with a holder that is not believed to be alive."""
     witnesses: Witnesses = field(default_factory=Witnesses)
     notices: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=MOST_NOTICES))
     """The latest warnings for followers, each with its number in this term, from 1."""
-    version: int = 0  # of the set of present slots: incremented at every change
+    version: int = 0  # version of the set of present slots; incremented at every change
     _in_order: list[int] = field(default_factory=list)  # ``absent``, ascending, possibly with stale slots
     _absent_names: tuple[tuple[int, int], str] = ((-1, -1), "")  # cached for this version and record count
     _written: int = 0
 
     def write(self, record: Record) -> None:
-        """Make a decision durable."""
+        """Record a decision in the Ready, which makes it durable, and apply it."""
         self.ready.records.append(record)
         if isinstance(record, GenerationCommitted):
             for node in self.state.superseded(record):
@@ -199,11 +199,11 @@ class Ledger:
         self.notices.append((self.notices[-1][0] + 1 if self.notices else 1, text))
 
     def tell(self, node: str, message: FromScheduler) -> None:
-        """Send to the session that holds the node's seat."""
+        """Send a message to the session that holds the node's seat."""
         self.tell_holder(self.state.seats[node], message)
 
     def tell_holder(self, seat: Seat, message: FromScheduler) -> None:
-        """Send to the session that holds this seat."""
+        """Send a message to the session that holds this seat."""
         if seat.session:  # a seat rebuilt without a report of its holder has no session
             self.ready.sends.append(Send(seat.session, message))
 
@@ -270,7 +270,7 @@ class Ledger:
         return self._absent_names[1]
 
     def _first_absent(self) -> list[int]:
-        """Return the lowest absent slots; drops the stale slots that precede them."""
+        """Return the lowest absent slots, and drop the stale slots that precede them."""
         found: list[int] = []
         passed = 0
         for slot in self._in_order:

@@ -101,12 +101,15 @@ class KeyOutcome(enum.IntEnum):
 
     DONE = 1
     ABSENT = 2  # the key does not exist; nothing was changed
-    DIFFERS = 3  # the key is at another version; nothing was changed
+    DIFFERS = 3  # the key has a different version; nothing was changed
     REFUSED = 4  # a limit is reached, or the value is not a number; nothing was changed
 
 
 class RoundId(NamedTuple):
-    """One attempt to form a generation; never reused, because ``term`` is durable and rises. Ordered like a point."""
+    """Id of one attempt to form a generation; ordered like a point.
+
+    Never reused, because ``term`` is durable and strictly increasing.
+    """
 
     term: Int
     number: Int
@@ -172,14 +175,14 @@ class Loan(Value, frozen=True):
 
 
 class KeptCommit(Value, frozen=True):
-    """A commit in shared memory that outlives its process: the whole state, or only its generators' (in a page)."""
+    """A commit in shared memory that outlives its process: the complete state, or only generators' states (a page)."""
 
     point: Point
     commits: Int  # commits on the line up to this one
 
 
 class Page(Value, frozen=True):
-    """The surviving random generator states of a slot: at its last commits, and since then."""
+    """A slot's surviving random generator states, at its last commits and since then."""
 
     commits: Few[KeptCommit]
     generation: Int  # of the step after the last commit
@@ -211,7 +214,7 @@ class LiveStep(Value, frozen=True):
 
 
 class Sharding(Value, frozen=True):
-    """How a device mesh divides a state among the ranks, which fill the mesh in their order.
+    """How a device mesh divides a state among the ranks, which fill the mesh in rank order.
 
     Attributes:
         sizes: ranks along each dimension of the mesh, outermost first.
@@ -223,7 +226,7 @@ class Sharding(Value, frozen=True):
 
     @property
     def has_replicas(self) -> bool:
-        """Return whether another rank holds the same part as each rank."""
+        """Return whether every part is held by more than one rank."""
         return any(replicates and size > 1 for size, replicates in zip(self.sizes, self.replicates, strict=False))
 
     def key_of(self, rank: int) -> tuple[int, ...]:
@@ -237,7 +240,7 @@ class Sharding(Value, frozen=True):
 
 
 class Holdings(Value, frozen=True):
-    """The state that a process brings into a round; ``restore.choose_restore_point`` weighs it."""
+    """The state that a process brings into a round, as input of ``restore.choose_restore_point``."""
 
     points: Few[Point]  # verified, on its disk
     own_parts: bool  # it has state that only its own points contain (saved RNG state)
@@ -245,13 +248,13 @@ class Holdings(Value, frozen=True):
     blob: bytes = b""  # its part of the next generation's address map; b"": sent later
     place: RankPosition | None = None  # the place that ``blob`` is valid for
     live: Point | None = None  # the complete commit that it holds in memory
-    looked: bool = True  # False: the process has not read its disk, which takes a while
+    looked: bool = True  # False: the process has not read its disk yet, which takes a while
     commits: Int = 0  # commits on the line of ``live``; distinguishes several commits after one step
     copies: Few[Copy] = ()  # verified copies that it keeps for others; like ``points``, only if ``looked``
-    page: Page | None = None  # of its slot, if generators' states are all that only its own points contain
+    page: Page | None = None  # its slot's page, if its own parts are only generators' states
     live_step: LiveStep | None = None  # the step that led to ``live``
-    orphaned_pages: Few[OrphanedPage] = ()  # on its host
-    back_to: Point | None = None  # the point that it has returned to, as the round asked
+    orphaned_pages: Few[OrphanedPage] = ()  # pages of dead ranks on its host
+    back_to: Point | None = None  # the point that it has returned to, as the round required
     folder: Annotated[str, line(MAX_FOLDER_CHARS)] = ""  # where it searched for ``points``
     failed_with: Annotated[str, Meta(max_length=MAX_END_CHARS)] = ""  # the runtime error that ended its generation
     sharding: Sharding | None = None  # None: every rank's point holds the whole state
@@ -262,7 +265,7 @@ class Holdings(Value, frozen=True):
 
 
 class Register(Value, frozen=True, tag=1):
-    """A process requests a seat (``incarnation`` 0) or resumes its own. Idempotent by session."""
+    """A process's request for a seat (``incarnation`` 0), or to resume its own. Idempotent per session."""
 
     protocol: Int
     job: Id  # "": unknown to the sender
@@ -273,8 +276,8 @@ class Register(Value, frozen=True, tag=1):
     process: Process
     settings: FixedSettings
     standing: MemberRecord | None = None  # of a current or former member of a generation
-    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""  # of a replacement: the job's launcher started it
-    term: Int = 0  # the latest of this job that it was sent; a spare has no ``standing`` to hold it
+    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""  # shows that the launcher started a replacement
+    term: Int = 0  # the latest term of this job that it was sent, since a spare has no ``standing``
 
 
 class Heartbeat(Value, frozen=True, tag=2):
@@ -297,7 +300,7 @@ class Join(Value, frozen=True, tag=3):
 
 
 class Publish(Value, frozen=True, tag=4):
-    """The sender's part of the address map, if the join lacked it, or as a repetition."""
+    """The sender's part of the address map, sent if the join lacked it, and repeated."""
 
     sender: Credential
     generation: Int
@@ -314,13 +317,13 @@ class ReportEnvelope(Value, frozen=True, tag=48):
 
 
 class Leave(TextValue, frozen=True, tag=6):
-    """The sender gives up its seat. ``on_purpose``: its program is done, or it was asked to stop."""
+    """The sender gives up its seat. ``on_purpose``: its program has ended, or it was asked to stop."""
 
     sender: Credential
     on_purpose: bool
     text: Text
     step: Int = 0  # completed steps; 0 from an earlier release
-    status: Annotated[int, Meta(ge=0, le=255)] | None = 0  # exit status of its process; None: unknown to it
+    status: Annotated[int, Meta(ge=0, le=255)] | None = 0  # exit status of its process; None: unknown
 
 
 class KeyCall(Value, frozen=True, tag=40):
@@ -335,10 +338,10 @@ class KeyCall(Value, frozen=True, tag=40):
     op: KeyOp
     key: Key
     value: ValueBytes = b""  # of PUT and COMPARE_AND_SET, one msgpack value
-    version: Count = 0  # COMPARE_AND_SET, DELETE: the key's expected version (0: absent; any). WAIT: see KeyOp.WAIT
+    version: Count = 0  # expected version for COMPARE_AND_SET (0: absent) and DELETE (0: any). WAIT: see KeyOp.WAIT
     amount: Int = 0  # of ADD
     is_durable: bool = False  # the key outlives the scheduler's process from now on
-    term: Int = 0  # the scheduler start it is sent to; a later one ignores it, and it is sent again. 0: any
+    term: Int = 0  # the scheduler start that is called; a later one ignores the call, which is sent again. 0: any
 
 
 class StatusQuery(Value, frozen=True, tag=7):
@@ -352,7 +355,7 @@ class StopJob(Value, frozen=True, tag=8):
 
     Attributes:
         by: shown to all processes.
-        status: the exit code of a process whose error every retry repeats, because of which the job ends; else 0.
+        status: exit code of the process whose error ends the job because every retry would repeat it; else 0.
         at_commit: all members first stop after the same commit.
     """
 
@@ -385,7 +388,7 @@ class ProcessSeen(Value, frozen=True, tag=15):
 class Restarting(Value, frozen=True, tag=16):
     """A supervisor is starting workers that have not registered yet.
 
-    Repeated during that time. For 2 × NODE_TIMEOUT after the last one, a job without workers is not given up.
+    Repeated until they have registered. A job without workers is not given up within 2 × NODE_TIMEOUT of the last one.
     """
 
 
@@ -430,13 +433,13 @@ class Pending(Value, frozen=True, tag=21):
 
 
 class Refused(TextValue, frozen=True, tag=22):
-    """Not admitted. ``retry_after_s``: seconds until admission is possible; 0: waiting cannot help."""
+    """The process is not admitted. ``retry_after_s``: seconds until it may be; 0: waiting cannot help."""
 
     session: str
     refusal: Refusal
     retry_after_s: float
     text: Text
-    job: Id = ""  # "": to a peer with another protocol
+    job: Id = ""  # "": to a peer with a different protocol
     term: Int = 0
 
 
@@ -461,7 +464,7 @@ class RoundOpened(TextValue, frozen=True, tag=24):
     text: Text  # the reason
     missing: Text  # the missing nodes; "": none
     place: RankPosition | None = None  # the receiver's, if the round closes with its present members; None: unchanged
-    look: bool = False  # no memory holds enough: join with the content of the disk
+    look: bool = False  # memories do not hold enough: read the disk before joining
     gently: bool = False  # no rank is lost, the world only grows: leave at the next commit
     committed: Point | None = None  # every member held it; with ``look``, older points need not be read
     back_to: Point | None = None  # newer points are unreliable: join with this one or an older one
@@ -484,13 +487,13 @@ class GenerationStarted(TextValue, frozen=True, tag=25):
     serves: Many[Int]  # the ranks that the receiver sends its point to
     text: Text
     slot: Int
-    lends: Many[Loan] = ()  # the copies that the receiver sends; to its own rank: it loads the copy itself
+    lends: Many[Loan] = ()  # the copies that the receiver sends; a copy for its own rank is loaded, not sent
     buddy: Int | None = None  # the rank that keeps copies of the receiver's newest points
     is_apart: bool = False  # on another host
     keeps: Many[Int] = ()  # the slots whose copies the receiver keeps
     watches: Int | None = None  # the rank on the same host whose death the receiver reports
     by_page: bool = False  # the receiver's generators are restored from its page
-    page_loans: Many[PageLoan] = ()  # of the whole generation: pages on another host than their rank
+    page_loans: Many[PageLoan] = ()  # of the whole generation: pages that are not on their rank's host
 
 
 class AddressMap(Value, frozen=True, tag=26):
@@ -630,7 +633,7 @@ _REGISTERS: Schema[_AnyRegister] = Schema(_AnyRegister)
 
 
 def protocol_difference(sender: str, protocol: int) -> str:
-    """Return why a sender with another protocol is refused, with both values."""
+    """Return why a sender with a different protocol is refused, naming both protocols."""
     return (
         f"this scheduler speaks protocol {PROTOCOL}, {sender} speaks {protocol}, so their releases differ. "
         "Fix: install the same samebits release on all hosts"

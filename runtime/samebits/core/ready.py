@@ -48,7 +48,7 @@ class JobEnded:
 
 @dataclass(slots=True)
 class Ready:
-    """Filled by one step, carried out by the shell, then discarded."""
+    """The output of one step, which the shell carries out and then discards."""
 
     records: list[Record] = field(default_factory=list)
     sends: list[Send] = field(default_factory=list)

@@ -87,7 +87,7 @@ class SeatLeft(Value, frozen=True, tag=6):
 
 
 class SeatQuiet(Value, frozen=True, tag=12):
-    """No message was accepted from the node after ``since``, where its cool-down starts. Written only by compaction."""
+    """No message was accepted from the node after ``since``, when its cool-down starts. Written only by compaction."""
 
     node: str
     boot_id: str
@@ -118,7 +118,7 @@ class SlotGiven(Value, frozen=True, tag=15):
 
 
 class ReplacementShown(Value, frozen=True, tag=17):
-    """``node`` proved that the job's launcher started it. Numbers up to its own are used up."""
+    """``node`` proved that the job's launcher started it. Numbers up to its own cannot be used again."""
 
     node: str
 
@@ -202,7 +202,7 @@ class JobInterrupted(TextValue, frozen=True, tag=10):
 
 
 class StopPlanned(TextValue, frozen=True, tag=20):
-    """An operator asked the job to stop at a commit that every rank has made.
+    """An operator asked the job to stop after a commit that every rank makes.
 
     A later record replaces the earlier one. A new generation must agree again, because it counts its own commits.
     """

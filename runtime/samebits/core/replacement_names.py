@@ -1,7 +1,7 @@
 """Names of replacement nodes: ``2.1``, then ``2.2`` and so on, take over from node ``2``.
 
-A replacement's name contains that of the line's first node. So the first node, the replacement's number and the
-device are found without a table.
+A replacement's name contains that of the line's first node. So no table is needed to find the first node, the
+replacement's number and the device.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ MEASURED = ("cpu", "memory")
 """Figures that a worker's process measures itself."""
 OF_A_THREAD = "its thread "
 OF_HIDDEN_STATE = "hidden state: "
-"""Beginnings of an anomaly's text that is about an exception in a thread, or hidden state, not a number."""
+"""This and ``OF_A_THREAD`` begin the text of an anomaly that is hidden state or a thread's exception, not a number."""
 FINAL = -1
-"""In place of a commit's number: the state when the training function returned."""
+"""Replaces a commit's number for the state at the training function's return."""
 
 Microseconds = Annotated[int, Meta(ge=0, le=MAX_STEP_US)]
 ReportPlace = Annotated[str, line(MAX_PLACE_CHARS)]
@@ -92,7 +92,7 @@ class Phase(enum.IntEnum):
     OPTIMIZER = 6
     COMMIT = 7
     COMPILING = 8
-    STORING = 9  # waiting until the disk has taken a checkpoint
+    STORING = 9  # waiting until a checkpoint is on disk
 
 
 class Progress(NamedTuple):
@@ -102,13 +102,13 @@ class Progress(NamedTuple):
     collectives: Count  # launched in the generation's own group
     steps: Count  # completed in this generation
     still_s: Seconds  # since the last step or collective
-    longest_s: Seconds  # the longest time between two of them so far, without the first steps
+    longest_s: Seconds  # the longest time between two of these so far, excluding the first steps
     rests: bool  # it uses no CPU
     place: ReportPlace  # such as ``train.py:46 (time.sleep)``
 
 
 class StallReport(Body, frozen=True, tag=12):
-    """The main thread has made no step for longer than ever before; None withdraws the report."""
+    """The main thread has made no progress for longer than ever before; None withdraws the report."""
 
     progress: Progress | None = None
 
@@ -140,7 +140,7 @@ class Ailment(NamedTuple):
     """A reading of a worker's host or device that exceeds its limit."""
 
     sign: Sign
-    where: ReportPlace  # DISK, LOGS: the path; of a device: its name and fault
+    where: ReportPlace  # DISK, LOGS: the path; signs of a device: its name and fault
     share: Share
     limit: Share
     drains: bool  # the worker should leave for a spare
@@ -168,7 +168,7 @@ class StepTime(NamedTuple):
 
 
 class StepTiming(Body, frozen=True, tag=46):
-    """Mean time of the last steps: one body for each window of steps."""
+    """Mean step time over one window of steps."""
 
     steps: Annotated[int, Meta(ge=1, le=10**9)]  # in the window
     time: StepTime  # of one step
@@ -214,7 +214,7 @@ class SavedPoints(Body, frozen=True, tag=9):
 
 
 class PartKind(enum.IntEnum):
-    """Kinds of parts of a rank's state. Lower ones come first when a difference is named."""
+    """Kinds of parts of a rank's state."""
 
     STEPS = 1  # completed steps, or averages
     SAMPLER = 2  # an ElasticSampler's position
@@ -271,12 +271,12 @@ class Digests(Body, frozen=True, tag=11):
 
 
 class Anomaly(Body, frozen=True, tag=44):
-    """An implausible number, reported once for a row of them; or the fault that caused it, once it is known."""
+    """An implausible number, reported once per series, or the fault that caused it, once known."""
 
     step: Count
     text: Annotated[str, line(MAX_ANOMALY_CHARS)]  # the number and what is wrong with it
     is_verdict: bool = False  # the step was recomputed, and the text names the fault
-    comes_again: bool = False  # no rank commits the step: all go back and recompute it
+    comes_again: bool = False  # no rank commits the step: all ranks roll back and recompute it
 
     is_aside: ClassVar[bool] = True
 

@@ -6,10 +6,10 @@ replicated state has one key, so one holder is enough; where each rank holds a s
 the point. A copy that a member keeps as another rank's buddy counts as held under that rank's key. The point of step 0
 is saved before anything is sharded, so on any disk it holds every key.
 
-A rank takes the point from the first of these that has it: its own memory; a replica's memory; the copies of commits
-that its slot has in its host's shared memory, which outlive a killed process; its own checkpoints; a replica's copies
-and checkpoints; a buddy's memory. If a rank has parts that only its own points contain (its generators' states), its
-own copies and checkpoints come before a replica's memory, and its buddy's memory before a replica's checkpoints.
+A rank gets the point from the first of these sources that has it: its own memory; a replica's memory; the copies of
+commits that its slot has in its host's shared memory, which outlive a killed process; its own checkpoints; a replica's
+copies and checkpoints; a buddy's memory. If a rank has parts that only its own points contain (its generators' states),
+its own copies and checkpoints come before a replica's memory, and its buddy's memory before a replica's checkpoints.
 
 The survivors hold the last commit in memory, so disks are read only if memories and copies do not hold every key.
 Reading a disk verifies every byte and may take longer than the rest of a recovery.
@@ -342,7 +342,7 @@ def page_obstacle(page: Page | None, point: Point, commits: int, steps: Collecti
 
     A rank that was killed in the step that its peers committed had launched all collectives of that step. So its
     generators at the commit are in their state from before the last collective, unless it drew random numbers after
-    that. Its page doesn't show whether it did. The peers run the same program, so the answer is taken from them: they
+    that. Its page doesn't show whether it did. The peers run the same program, so they must provide the answer: they
     launched as many collectives in that step as the page counts, and none of them drew after the last one. The page
     must also show that its rank never did so in an earlier step.
 

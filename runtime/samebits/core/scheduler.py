@@ -146,7 +146,7 @@ class SchedulerCore:
         self._new_job_id = new_job_id
         self._claimed_term = claimed_term
         self._broken: list[str] = []  # why the last generation cannot continue
-        self._failed_collective = ""  # why it cannot continue although no member is known to be lost
+        self._failed_collective = ""  # why it cannot continue, while no member is known to be lost
         self._newcomers: list[str] = []  # nodes that are ready to join a generation that can continue
         self._accepted: Seat | None = None  # the sender of this step's heartbeat
         self._fenced: set[str] = set()  # sessions that were already logged as fenced
@@ -162,7 +162,7 @@ class SchedulerCore:
     # ---- the contract
 
     def start(self) -> Ready:
-        """Make this scheduler start a durable term and begin all leases."""
+        """Begin this start's term, which is journaled, and all leases."""
         ledger, state = self._ledger, self._ledger.state
         if not state.job:
             ledger.write(JobCreated(self._new_job_id, ledger.policy.job_name, ledger.policy.settings))
@@ -214,15 +214,15 @@ class SchedulerCore:
         return ready
 
     def repeats(self, session: str, message: object, now: float) -> bool:
-        """Return whether a message repeats one that had no effect; if so, it is processed.
+        """Return whether a message repeats one that had no effect; if so, process it.
 
-        ``step`` would have the same effect and return an empty ``Ready``. This is faster for ten thousand heartbeats.
+        ``step`` would do the same and return an empty ``Ready``. This is faster for ten thousand heartbeats.
         """
         self._ledger.now = now
         return self._repeats.take(session, message)
 
     def load_keys(self, records: Iterable[KeyRecord]) -> None:
-        """Load the keys' own journal, before any session is sent a seat."""
+        """Load the keys' own journal; call this before any session is sent its seat."""
         self._keys = replay(records, self._ledger.state.term)
 
     @property
@@ -474,7 +474,7 @@ class SchedulerCore:
             self._ledger.announce(lost)
 
     def _judge_reports(self) -> None:
-        """Begin a rebuilt job like a loaded one; workers that reported count as heard from."""
+        """Begin a rebuilt job as if it had been loaded; workers that reported count as heard from."""
         reporters = self._rebuild.judge()
         if reporters is None:
             return
@@ -577,7 +577,7 @@ class SchedulerCore:
         return self._host_health.computed_again() or failed
 
     def _compare_member(self, seat: Seat, message: Heartbeat) -> None:
-        """Compare a member's heartbeat with the last generation and repeat what it missed."""
+        """Compare a member's heartbeat with the last generation and resend what it missed."""
         committed = self._ledger.state.generation_number
         if message.generation < committed:
             if self._rendezvous.can_tell():
@@ -677,7 +677,7 @@ class SchedulerCore:
         self._ending.finish_if_all_left()
 
     def _hear_last_words(self, seat: Seat, body: LastWords, said: ReportEnvelope) -> None:
-        """Record the error that a worker is dying of. Its seat is lost when it leaves."""
+        """Record a worker's fatal error; its seat is lost when it leaves."""
         presence = self._ledger.presences[seat.node]
         presence.last_words, presence.step = body.text, said.step
         if self._ends_job(seat, body.text, body.status):
@@ -772,7 +772,7 @@ class SchedulerCore:
         self._ending.finish_if_all_left()
 
     def _corroborate(self) -> None:
-        """Lose members with closed connections at once: a collective in their generation failed."""
+        """Declare members with closed connections lost at once, because a collective failed."""
         round_ = self._rendezvous.round
         for seat in self._leases.closing():
             if self._rendezvous.rank_of(seat) is not None and (round_ is None or seat.node not in round_.came):

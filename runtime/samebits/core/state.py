@@ -80,7 +80,7 @@ class Seat:
 
     @property
     def is_held(self) -> bool:
-        """Return whether the holder is neither lost nor has left."""
+        """Return whether the holder has neither been lost nor left."""
         return self.state is SeatState.HELD
 
     @property
@@ -271,7 +271,7 @@ class JobState:
     def _start_term(self, record: TermStarted) -> None:
         self.term, self.boot_id = record.term, record.boot_id
         for seat in self.seats.values():
-            # Boot clocks of different boots cannot be compared, so such a wait begins again.
+            # Boot clocks of different boots cannot be compared, so such a wait restarts.
             if seat.quiet_since is None or seat.quiet_since.boot_id != record.boot_id:
                 seat.quiet_since = BootTime(record.boot_id, record.at)
 
@@ -294,7 +294,7 @@ class JobState:
         self.spares[record.node] = None
 
     def snapshot(self) -> Iterator[Record]:
-        """Yield the fewest records whose replay gives this state."""
+        """Yield a minimal sequence of records whose replay gives this state."""
         yield JobCreated(self.job, self.name, self.settings)
         yield from self.interruptions  # before the seats, whose statuses they would clear
         if self.boot_id:

@@ -55,7 +55,7 @@ _LINE, _TEXT = "line", "text"
 
 
 def line(most: int, least: int = 0, **more: Any) -> Meta:
-    """Return the limits of a text from a peer: its length, and only printable characters.
+    """Return the constraints on a peer's text: a length and printable characters only.
 
     msgspec checks the length while reading, and :func:`unprintable` checks the characters.
     """

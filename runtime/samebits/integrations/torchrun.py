@@ -1,7 +1,7 @@
 """``torchrun --rdzv-backend=samebits``: the module that torch loads from the entry point ``torchrun.handlers``.
 
-torch loads this module in every process that imports its elastic package, whatever backend it uses. So nothing else is
-imported here before such a rendezvous is created.
+torch loads this module in every process that imports its elastic package, whatever backend the process uses. So nothing
+else is imported here before such a rendezvous is created.
 """
 
 from __future__ import annotations

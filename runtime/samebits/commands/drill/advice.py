@@ -1,4 +1,4 @@
-"""Explain why a script's bits do not survive: from what differs, the warnings, and the script's text.
+"""Explain why a script's results change after faults, from the differences, the warnings and the script's text.
 
 Pure: a script is only text here and never runs. The two jobs show where the bits differ, and after which fault. A
 variable, a sampler or a schedule outside the state is found in the script, with its line. If neither points to a cause,
@@ -42,7 +42,7 @@ def advise(script: UserScript, compared: Compared, undisturbed: DrillOutcome, di
     """Describe the difference and what to change; empty if there is nothing to report."""
     if undisturbed.problem and _has_ended(undisturbed.events) and not _are_unequal(undisturbed.events):
         named = _suspects(script) if undisturbed.retaken else ()
-        return list(dict.fromkeys([*undisturbed.said, *named]))  # the cause with which the job ended says the rest
+        return list(dict.fromkeys([*undisturbed.said, *named]))  # the cause with which the job ended explains the rest
     is_survived = not undisturbed.problem and not disturbed.problem
     lacks_commits = never_commits(undisturbed)
     if is_survived and compared.is_equal and not lacks_commits:

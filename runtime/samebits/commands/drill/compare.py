@@ -2,8 +2,9 @@
 
 There is no tolerance. ``advice`` explains the causes of a difference.
 
-A rank's random number generators are treated separately. A generator that the script has not seeded begins with other
-numbers in every run, even without a fault, so it is compared only from a step at which both jobs had the same state.
+A rank's random number generators are treated separately. A generator that the script has not seeded begins with
+different numbers in every run, even without a fault, so it is compared only from a step at which both jobs had the
+same state.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Compared:
 
     @property
     def is_equal(self) -> bool:
-        """Whether something was compared, and all of it is equal."""
+        """Return whether anything was compared, and all of it is equal."""
         return bool(self.steps) and not self.difference
 
 

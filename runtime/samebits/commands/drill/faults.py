@@ -53,7 +53,7 @@ class Tools:
 
     @classmethod
     def made(cls, folder: Path, faults: set[DrillFault], port: int, environment: Mapping[str, str]) -> Tools:
-        """Create the tools for these faults, for a job in this folder; adds the tools' variables to its environment."""
+        """Create the tools for these faults in a job's folder, with the variables that the job's environment needs."""
         tools = cls()
         if faults:
             tools.orders = DrillOrders(folder / "inside")
@@ -361,7 +361,7 @@ def _damage_newest(scene: FaultContext, damage: Callable[[Path, float], str]) ->
     """Damage a rank's newest point after ending every process; otherwise a newer one could be saved and read instead.
 
     Args:
-        damage: given the point's folder and a number in [0, 1); returns what it did.
+        damage: called with the point's folder and a number in [0, 1); returns a description of what it did.
     """
     slot, root = scene.slots[scene.target], scene.folder / "ckpt_of_rank"
     scene.leave()

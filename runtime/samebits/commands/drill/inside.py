@@ -3,10 +3,10 @@
 The drill copies this file into its folder as ``sitecustomize.py`` and puts that folder first on the job's PYTHONPATH.
 Python's own ``site`` loads it before the script, and it needs only the standard library.
 
-Faults that only the process itself can cause (wrong values, an exception, a held interpreter, used-up memory) are
-triggered by the signal SIGRTMAX if an order lies beside this file. A signal handler runs in the main thread between two
-lines of the script, where such a fault would strike, and records each action before taking it. Every rank waits at the
-commit that the drill names, so that a fault strikes a script of any speed at the drawn step.
+Faults that only the process itself can cause (wrong values, an exception, a held interpreter, exhausted memory) are
+triggered by the signal SIGRTMAX if there is an order beside this file. A signal handler runs in the main thread between
+two lines of the script, where such a fault would strike, and records each action before taking it. Every rank waits at
+the commit that the drill names, so that a fault strikes a script of any speed at the drawn step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-LEFT_BYTES = 64 << 20  # additional memory allowed to a process that is to run out of memory
+LEFT_BYTES = 64 << 20  # additional memory allowed to a process before it runs out of memory
 CHUNK_BYTES = 1 << 20
 HOLD_FILE, STEP = "hold", struct.Struct("=q")  # the step at which to wait; 0: no step
 MOST_HELD_S = 120.0  # limit in case the drill is gone
@@ -178,13 +178,13 @@ def _flipped(torch: Any, tensor: Any, draw: float) -> str:
 
 
 def _memory(torch: Any, tensor: Any) -> Any:
-    """Return another tensor over the same memory, so that neither a version nor the tensor itself reveals a write."""
+    """Return a second tensor over the same memory, so that neither a version nor the tensor itself reveals a write."""
     memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return memory.set_(tensor.untyped_storage(), tensor.storage_offset(), (tensor.numel(),))
 
 
 def _stale(order: dict[str, Any]) -> None:
-    """Return one parameter to its present value once a step has changed it."""
+    """Reset one parameter to its present value once a step has changed it."""
     torch: Any = sys.modules.get("torch")
     found = [] if torch is None else _parameters(torch)
     if not found:

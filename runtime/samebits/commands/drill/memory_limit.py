@@ -19,7 +19,7 @@ class MemoryLimit:
 
     Args:
         pid: the process.
-        proc: the ``/proc`` folder; another one in tests.
+        proc: the ``/proc`` folder; a different one in tests.
     """
 
     def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
@@ -49,7 +49,7 @@ class MemoryLimit:
 
 
 def group_above(pid: int, proc: Path = Path("/proc")) -> Path | None:
-    """Return the group in which one for this process can be created, with memory counted; None if there is none."""
+    """Return the group in which a group that limits this process's memory can be created, or None."""
     try:
         rows = [line.split() for line in (proc / "self/mounts").read_text().splitlines()]
         own = next(line for line in (proc / f"{pid}/cgroup").read_text().splitlines() if line.startswith("0::/"))

@@ -56,9 +56,9 @@ class NotInjected:
 class DrillOutcome:
     """How a job of the drill went; ``problem`` is empty if it finished.
 
-    ``damaged`` are checkpoints in which the drill changed a bit. ``said`` has its workers' warnings. ``seen_s`` is the
-    time from its first to its last event by the drill's own clock (None: there was no event). ``retaken`` is the
-    message about a step that came out different when it was taken again.
+    ``damaged`` are checkpoints in which the drill changed a bit. ``said`` has the workers' warnings. ``seen_s`` is the
+    time from the first to the last event by the drill's own clock (None: there was no event). ``retaken`` is the
+    message about a step whose result differed when the step was repeated.
     """
 
     events: list[JobEvent] = field(default_factory=list)

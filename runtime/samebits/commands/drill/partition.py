@@ -23,7 +23,7 @@ _MAPPED = "0000000000000000FFFF0000" if sys.byteorder == "little" else "00000000
 class PortForward:
     """Forwards between ``OUTSIDE`` and ``INSIDE`` on one port, while something listens inside.
 
-    While nothing listens there, the proxy does not listen either, so that a test for a scheduler gets the true answer.
+    While nothing listens inside, the proxy does not listen either, so that a check for a scheduler gets a true answer.
     """
 
     def __init__(self, port: int) -> None:

@@ -15,7 +15,7 @@ from samebits.errors import UsageError
 
 
 class AwaitedEvent(enum.Enum):
-    """What the job's events must show after a fault before the next one is due."""
+    """The change that a job's events must show after a fault before the next fault is due."""
 
     LOSS = "a member is lost"
     TERM = "a scheduler starts"
@@ -69,7 +69,7 @@ class DrillFault(enum.StrEnum):
 
     @property
     def needs_steps(self) -> bool:
-        """Whether the job meets the fault only in later steps, so that no rank may wait there for the next fault."""
+        """Return whether the job meets the fault only in later steps, where no rank may wait for the next fault."""
         return self in _MET_LATER
 
 
@@ -167,7 +167,7 @@ def steps_of(plan: Sequence[Planned], last_step: int) -> list[int]:
     """Return each fault's step in a job that ends at ``last_step``: increasing, with at least one step left after it.
 
     Raises:
-        UsageError: the job is too short for so many faults.
+        UsageError: the job is too short for this many faults.
     """
     if last_step <= len(plan):
         raise UsageError(

@@ -1,6 +1,6 @@
 """``run --check``: find out whether a script would recover exactly, without training it and without killing a process.
 
-The script runs as a separate job in separate folders. Its workers take some steps twice and write the results
+The script runs as a separate job in separate folders. Its workers compute some steps twice and record the results
 (``training.run.retaken_steps``). This command starts the job, ends it once nothing is left to compare, and reports.
 """
 
@@ -33,7 +33,7 @@ from samebits.store.child_processes import die_with
 from samebits.store.retaken_report import RetakenReport, read_report
 
 _LOOK_S = 1.0
-"""Seconds between two reads of the report, while the job runs and no signal comes."""
+"""Seconds between two reads of the report, while the job runs and no signal arrives."""
 _GRACE_S = 30.0
 _REST_S = 30.0
 """Seconds for the rest of the script, once its training function has returned."""
@@ -57,10 +57,11 @@ def main(words: Sequence[str], request: RunRequest) -> int:
     """Check the script that these words name.
 
     Returns:
-        0 if every step that was taken twice came out equal; the job's own exit code if it ended before that.
+        0 if every repeated step gave an equal result; the job's own exit code if it ended before that.
 
     Raises:
-        HiddenStateError: a step came out different, a value changed outside the state, or nothing could be compared.
+        HiddenStateError: a repeated step gave a different result, a value outside the state changed, or nothing could
+            be compared.
         UsageError: there is no such script.
     """
     require_script(request)
@@ -125,7 +126,7 @@ def _check(words: Sequence[str], request: RunRequest, folder: Path) -> int:
 
 
 def _wait_for_end(job: subprocess.Popen[bytes], signals: Signals, log_dir: Path) -> None:
-    """Return when the job has ended, nothing is left to compare, the script takes too long, or a signal has come."""
+    """Return when the job has ended, nothing is left to compare, the script takes too long, or a signal has arrived."""
     ended, until_s = os.pidfd_open(job.pid), math.inf
     try:
         while not (signals.caught or (report := read_report(log_dir)).is_over) and time.monotonic() < until_s:

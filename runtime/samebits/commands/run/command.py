@@ -1,7 +1,7 @@
 """``samebits run``: start a job on this machine, or this host's share of one, and follow it to its end.
 
-Nothing is started before everything is checked, and requests to stop are handled from the first process on, so that no
-started process can be forgotten.
+Nothing is started before everything is checked. Requests to stop are handled from the first process on, so that no
+started process is left behind.
 """
 
 from __future__ import annotations

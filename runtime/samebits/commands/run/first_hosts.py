@@ -111,7 +111,7 @@ def _first_hosts(settings: Settings) -> list[tuple[str, str]]:
 
 
 def _settings(request: RunRequest) -> Settings:
-    """Return the settings as far as they are known before the number of workers is."""
+    """Return the settings that are known before the number of workers is."""
     everything = {**config.whole_environment(), **request.environment}
     for name in ("ROLE", "MS_ROLE", "NODE_ID", "MS_NODE_ID"):
         everything.pop(name, None)

@@ -346,7 +346,7 @@ class RunRequest:
         signals: signals to this command that end the job, besides SIGINT and SIGTERM.
         check: whether to only check the script, in a separate job.
         adds_spare: whether the spare was not requested, so that it is started later and only if memory allows.
-        on_ray: number of hosts of a Ray cluster and workers on each, if they are the hosts.
+        on_ray: number of hosts and of workers on each, if the job runs on a Ray cluster.
     """
 
     way: Way
@@ -472,7 +472,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
 
 
 def _may_add_spare(given: _Given, devices: int | None) -> bool:
-    """Return whether a spare would cost only memory, and nothing says how many there are to be."""
+    """Return whether a spare would cost only memory, and no setting gives the number of spares."""
     decided = (given.value(name) for name in ("SPARE_NUM", "HOST_DISCOVERY_SCRIPT", "PLAIN"))
     is_restarted = given.value("ENABLE_RECOVERY") == "1" and given.value("MAX_RESTARTS") != "0"
     has_peers = _number(given.value("WORKER_NUM")) > 1
@@ -488,7 +488,7 @@ def _has_devices(given: _Given, devices: int | None) -> bool:
 
 
 def _require_checkable(parser: argparse.ArgumentParser, options: argparse.Namespace, hosts: int, given: _Given) -> None:
-    """Exit with a message if these words ask for more than a check does: one job on this host, to its end."""
+    """Exit with a message if these words ask for anything that a check cannot do: it runs one job, on this host."""
     has_hosts = hosts > 1 or given.value("HOST_DISCOVERY_SCRIPT") or options.host_discovery_script
     refused = {
         "--plain": options.plain,

@@ -80,8 +80,8 @@ class StartConditions:
     """Everything on this machine that the start of a job depends on.
 
     Attributes:
-        name: the name of the job to be started.
-        recover, fresh: the commands that recover the existing job, and start anew.
+        name: the name of the job to start.
+        recover, fresh: the commands that recover the existing job, and that start over.
         view, damage: the journal's content in ``recovery_path``, or why it cannot be read.
         holder: the process that holds the lock of ``recovery_path``.
         running: live processes of the job in these folders.
@@ -137,7 +137,7 @@ def plan_start(found: StartConditions, *, fresh: bool) -> StartPlan:
 
     Raises:
         LockedError: a job runs here.
-        ListenError: the port is taken.
+        ListenError: the port is in use.
         ForeignFolderError: a folder belongs to another job.
         StoreError: an unfinished job, or an unreadable journal, is in the way.
     """
@@ -276,7 +276,7 @@ class PreparedJob:
         listener: sockets for its scheduler; empty if there is no scheduler here, or a ``port_problem``.
         relay_listener: sockets for this host's relay; empty if it has none.
         port_problem: why SCHED_PORT cannot be listened on.
-        said: a message about a choice that the user did not make, such as another port.
+        said: a message about a choice that the user did not make, such as a different port.
     """
 
     settings: Settings
@@ -345,7 +345,7 @@ def read_start(request: RunRequest) -> PreparedJob:
 
 
 def _relay(settings: Settings, request: RunRequest) -> tuple[SchedulerAddress | None, Listener]:
-    """Return the address of the relay that this launcher is to start, and its socket; None if it starts none."""
+    """Return the address of the relay that this launcher should start, or None, and the relay's sockets."""
     has_other_hosts, discovers_hosts = request.nodes is not None, bool(request.hosts)
     if not wants_relay(settings, has_other_hosts=has_other_hosts, discovers_hosts=discovers_hosts):
         return None, Listener()
@@ -413,7 +413,7 @@ def prepare(ready: PreparedJob, *, fresh: bool) -> None:
             found = replace(found, holder=str(holder or "an unknown process"))
     try:
         plan = plan_start(found, fresh=fresh)
-        end_relay(settings.log_dir)  # of the job before
+        end_relay(settings.log_dir)  # the previous job's
         _carry_out(plan)
         if any(move.path == settings.recovery_path for move in plan.moves):
             clear(settings, "samebits run", say)
@@ -431,11 +431,11 @@ def prepare(ready: PreparedJob, *, fresh: bool) -> None:
 
 
 def look(settings: Settings, port_problem: str = "", fresh: str = "") -> StartConditions:
-    """Find what exists, without changing anything; ``fresh`` is the command that moves it aside and starts anew.
+    """Find what exists, without changing anything; ``fresh`` is the command that moves it aside and starts over.
 
     Raises:
-        ForeignFolderError: the folder holds another job's journal than the etcd.
-        StoreError: the etcd does not answer.
+            ForeignFolderError: the journals in the folder and in etcd belong to different jobs.
+            StoreError: etcd does not answer.
     """
     found = StartConditions(
         name=settings.job_name,
@@ -449,7 +449,7 @@ def look(settings: Settings, port_problem: str = "", fresh: str = "") -> StartCo
     found = replace(found, holder=served_by(settings, say))
     try:
         refresh(settings, say)
-    except JournalDamagedError as error:  # of any other, neither the job nor whether it runs is known
+    except JournalDamagedError as error:  # for any other error, neither the job nor whether it runs is known
         found = replace(found, damage=str(error))
     try:
         found = replace(found, view=stored_view(settings.recovery_path))

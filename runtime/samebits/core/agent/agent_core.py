@@ -110,7 +110,7 @@ class AgentPolicy:
     first_beat_s: float = 1.0
     topo_timeout_s: float = 1800.0
     job: str = ""  # the id that the launcher gave the job; "": any scheduler's job
-    proof: bytes = b""  # of a replacement
+    proof: bytes = b""  # a replacement's proof that the launcher started it
     failover_s: float | None = None  # how long a scheduler may be silent if there are others; None: there are none
     stranger_retry_s: float = 5.0  # how often a training worker tries a scheduler that does not know its job
 
@@ -168,7 +168,7 @@ class AgentCore:
 
     @property
     def _sender(self) -> Credential | None:
-        """Return the credential for messages; None while the scheduler would accept none."""
+        """Return the credential for messages; None while the scheduler would accept no message."""
         return self._seat.sender if self._seat is not None and self._link.is_registered else None
 
     @property
@@ -225,7 +225,7 @@ class AgentCore:
                 self.step_count = step
                 if generation == self.generation and self.activity is Activity.TRAINING:
                     self._become(Activity.DONE)
-                    if self._offer and self._is_invited() and self._offer.is_gentle:  # no further commit to leave at
+                    if self._offer and self._is_invited() and self._offer.is_gentle:  # no later commit follows
                         self._ready.notices.append(BreakGroup(self._offer.text))
             case Called(ticket, ask):
                 self._key_calls.begin(ticket, ask, self._now)
@@ -535,7 +535,7 @@ class AgentCore:
             self._finished(message.finished)
         self._key_calls.say_all_again(self._now)
         self._call_keys()
-        if first:  # the registration contained the rest
+        if first:  # the registration contained everything else
             self._beat_at = self._now + self._policy.first_beat_s
         else:
             self._heartbeat()

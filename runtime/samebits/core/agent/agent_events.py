@@ -127,7 +127,7 @@ class GaveUp:
 
 @dataclass(frozen=True, slots=True)
 class RefusedByAll:
-    """Another job's scheduler refused this process at each address; ``text`` has the refusals."""
+    """Another job's scheduler refused this process at each address; ``text`` lists the refusals."""
 
     text: str
 
@@ -325,7 +325,7 @@ AgentNotice = (
 
 @dataclass(slots=True)
 class AgentReady:
-    """Filled by one step, carried out by the shell: sends first, then notices."""
+    """The output of one step, which the shell carries out: sends first, then notices."""
 
     sends: list[FromWorker] = field(default_factory=list)
     notices: list[AgentNotice] = field(default_factory=list)

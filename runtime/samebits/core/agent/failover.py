@@ -34,7 +34,7 @@ class SchedulerFailover:
         self._heard_at = 0.0
 
     def opened(self, now: float) -> None:
-        """Begin a connection; its first message may be late if the scheduler rebuilds its journal."""
+        """Start the timer of a new connection; a scheduler that rebuilds its journal may answer late."""
         self._heard_at = now + self._patience_s
 
     def heard(self, message: FromScheduler, now: float) -> None:

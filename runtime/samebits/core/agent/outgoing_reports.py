@@ -1,7 +1,7 @@
-"""The newest report of each kind, and when it is to be sent.
+"""Keep the newest report of each kind, and decide when to send it.
 
-``reports.Delivery`` says when bodies of a class are sent. Each body is complete, so only the newest is kept, and any of
-them may be lost.
+``reports.Delivery`` determines when bodies of a class are sent. Each body is complete, so only the newest is kept, and
+any of them may be lost.
 """
 
 from __future__ import annotations

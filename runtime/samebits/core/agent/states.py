@@ -1,7 +1,7 @@
 """The worker agent's knowledge as three frozen values: its link, its seat and its offered round.
 
-Facts that are true only together are one value, which rules out inconsistent combinations of flags. ``agent`` makes the
-new value where it decides on the event.
+Facts that are true only together are one value, which rules out inconsistent combinations of flags. ``agent_core``
+replaces a value where it handles the event that changes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Escalate restarts of a dead process: first in place, then its pod, then the whole job.
 
-A level is abandoned for the next after a fixed number of failed attempts. A process that has held its seat for a while
-shows that the level was sufficient, so counting starts again at the lowest level.
+After a fixed number of failed attempts, the next level is tried. A process that has held its seat for a while shows
+that the level was sufficient, so counting restarts at the lowest level.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Row:
     Attributes:
         fault: name of the fault.
         strategies: remedies, of which the first possible one is applied.
-        fix: what a person can do.
+        fix: advice for a person.
         statuses, signals, hangs, notices: any of these.
         texts: any of these is part of the error, ignoring case.
         is_failure, is_out_of_memory: None: either.

@@ -85,7 +85,7 @@ class Loss:
     """One death of a place's process.
 
     Attributes:
-        sort: what a retry does.
+        sort: the effect of a retry.
         essence: identifies the error.
         step: where it died; 0: unknown, so the same error counts at any step.
     """
@@ -113,7 +113,7 @@ class RestartAt:
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """Do not restart the place; ``ends_job``: nor any other place."""
+    """Do not restart this place or, with ``ends_job``, any other."""
 
     why: str
     ends_job: bool = True
@@ -140,7 +140,7 @@ class Restarts:
         self._places: dict[str, _Place] = {}
 
     def died(self, place: str, loss: Loss, now: float) -> RestartAt | Never:
-        """Decide after a death at ``now`` (monotonic seconds, never falling)."""
+        """Decide on a restart after a death at ``now``, in seconds of a monotonic clock."""
         if loss.sort is Sort.ENDED:
             return Never("the job is over", ends_job=False)
         if loss.sort is Sort.HOPELESS:

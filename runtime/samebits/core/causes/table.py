@@ -1,4 +1,4 @@
-"""The cause table: maps what ended or blocks a process to its class, retry and remedy.
+"""The cause table: maps a process's end or hang to its class, retry and remedy.
 
 All decisions and texts about a cause (restart, end of the job, messages, documentation) read the same row, so they
 cannot differ. The first row that fits is used; a user's own rows (``service.cause_file``) come first.
@@ -336,7 +336,7 @@ TABLE: tuple[Row, ...] = (
     *(_STOPPED, _TRACED, _LOCKED, _DISK, _CUT_OFF),
     *(_GONE, _CLOSED, _SILENT, _UNEQUAL, UNKNOWN),
 )
-"""In this order: the first row that fits is used."""
+"""Rows in order of precedence: the first that fits is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +361,7 @@ ENDS_AT_THE_SECOND = "the same twice at one step ends the job"
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """The job's means at a loss. ``shrinks_after_s``: None if its world cannot shrink."""
+    """The job's means to recover from a loss. ``shrinks_after_s``: None if its world cannot shrink."""
 
     goes_on: bool = True  # ENABLE_RECOVERY
     spare: str = ""  # location of the spare that would take over; "": none

@@ -1,8 +1,8 @@
 """Journal records of the scheduler's durable keys.
 
-The keys have their own journal because values are large, while the job's records are small, and because all readers of
-the job's journal, including earlier releases, would have to know them. Replaying any prefix gives the keys at that
-record (``KeyStore.apply``).
+The keys have their own journal because values are large, while the job's records are small, and because otherwise all
+readers of the job's journal, including earlier releases, would have to know the keys' records. Replaying any prefix
+gives the keys at that record (``KeyStore.apply``).
 """
 
 from __future__ import annotations

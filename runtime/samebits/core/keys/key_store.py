@@ -1,7 +1,7 @@
 """The keys that the scheduler stores for its workers (``samebits.kv``). Pure.
 
-* Every change has a version. Versions of all keys rise together, also across scheduler starts, since the term is in the
-  upper half. So a deleted or forgotten key never returns under an old version.
+* Every change has a version. All keys share one counter, which also rises across scheduler starts, since its upper half
+  is the term. So a deleted or forgotten key never returns under an old version.
 * A changing call is executed exactly once, however often it is sent. Its answer is kept by session and number until the
   caller confirms it (``floor``; Lee et al., "Implementing Linearizability at Large Scale and Low Latency", SOSP 2015).
   For a durable key the answer is in the same record as the change. Answers that nothing was changed are kept in memory
@@ -141,7 +141,7 @@ class KeyStore:
             caller.answers[record.number] = (kept, True)
 
     def snapshot(self) -> Iterator[KeyRecord]:
-        """Yield the fewest records whose replay gives the durable keys and their answers."""
+        """Yield a minimal sequence of records whose replay gives the durable keys and their answers."""
         for key, value in self._keys.items():
             if key in self._durable:
                 yield KeyWritten(key, *value)

@@ -68,7 +68,7 @@ class WorkState(Value, frozen=True):
     puts: Annotated[tuple[PutBatch, ...], Meta(max_length=MAX_PUTS)] = ()
     end: Count = 0  # the number after the last item
     next: Count = 0  # the first item never taken
-    returned: Annotated[tuple[Run, ...], Meta(max_length=2 * MAX_RUNS)] = ()  # to be taken first; ascending, disjoint
+    returned: Annotated[tuple[Run, ...], Meta(max_length=2 * MAX_RUNS)] = ()  # taken first; ascending, disjoint
     taken: Annotated[
         tuple[TakenItems, ...], Meta(max_length=2 * MAX_RUNS)
     ] = ()  # may still return; in the order of taking
@@ -93,7 +93,7 @@ SCHEMA: Schema[WorkState] = Schema(WorkState)
 
 
 def put(state: WorkState, key: bytes, count: int) -> WorkState | None:
-    """Add items, once per key; return None if there is no room for another put."""
+    """Add items, once per key; return None if there is no room for one more put."""
     if any(one.key == key for one in state.puts) or not count:
         return state
     if len(state.puts) >= MAX_PUTS:

@@ -35,7 +35,7 @@ MIN_RETRY_S = 0.05
 EARLY_RETRY_S = 0.1  # the launcher saw a death that the scheduler will notice in a moment
 MUST_LEAVE = ": this process must not touch the job again"
 MAY_RETURN = ": it must leave its generation, and may come back as a spare"
-MAX_REFUSED = 1000  # remembered beyond two per slot; further sessions are refused too, but not told of the job's end
+MAX_REFUSED = 1000  # remembered beyond two per slot; further sessions are refused without notice of the job's end
 MAX_DIGITS = 18  # of a number inside a name; a peer must not determine how long int() takes
 
 
@@ -107,7 +107,10 @@ class Admission:
         return [*self.pending, *self.refused, *self._silent]
 
     def forget_silent(self) -> None:
-        """Await waiting sessions no longer if they have not asked again; a busy host may keep them silent."""
+        """Stop waiting for sessions that have not asked again in time.
+
+        A busy host may keep them silent, so while connected they are still notified of the job's end.
+        """
         now = self._ledger.now
         if self.check_at is None or self.check_at > now:
             return
@@ -340,7 +343,7 @@ class Admission:
         return None
 
     def _wait_for_full_house(self, message: Register) -> Seat | None:
-        """Make a node that names no slot wait until all have registered; nothing is journaled before."""
+        """Make a node that names no slot wait until all nodes have registered; nothing is journaled before."""
         ledger, world_size = self._ledger, self._ledger.policy.world_size
         is_new = message.session not in self.pending
         older = self._pending_session.get(message.node)
@@ -405,7 +408,7 @@ class Admission:
         return 1 + max(known, highest_unheard_incarnation(self._ledger.state.term))
 
     def _has_room_for_spare(self, message: Register) -> bool:
-        """Return whether SPARE_NUM allows another spare, or a replacement returns to a lost spare's place."""
+        """Return whether SPARE_NUM allows one more spare, or a replacement returns to a lost spare's place."""
         has_room = len(self._ledger.state.spares) < self._ledger.policy.spare_num
         return has_room or self._replacements.returns(message)
 

@@ -1,9 +1,10 @@
 """Places on a host, watched peers and buddies, computed from the hosts of all members.
 
 Each rank watches the next rank on its host, in a ring. Its buddy, on another host, keeps copies of its newest points.
-Buddies result from ordering the ranks by host and shifting them by the size of the largest host: then no rank is paired
-with its own host, each rank keeps exactly one other's copies, and all members compute the same result. If one host has
-more than half of the ranks, no such shift exists: its ranks are spread over the other hosts, and their ranks over it.
+Buddies result from ordering the ranks by host and shifting them by the size of the largest host: then no rank's buddy
+is on its own host, each rank keeps exactly one other rank's copies, and all members compute the same result. If one
+host has more than half of the ranks, no such shift exists: the buddies of its ranks are spread over the other hosts,
+and those of all other ranks over this host.
 """
 
 from __future__ import annotations

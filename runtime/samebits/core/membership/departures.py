@@ -1,7 +1,7 @@
 """Ask workers to leave on purpose: for a departing host, a smaller world or maintenance.
 
 A worker leaves at its next commit. Requests are not journaled: the requester repeats them until the node has left, so a
-request lost with a scheduler costs only a moment.
+request lost with a scheduler is only delayed.
 """
 
 from __future__ import annotations

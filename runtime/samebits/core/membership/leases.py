@@ -2,7 +2,7 @@
 
 Each accepted message renews a lease; silence or a closed connection ends it. The cool-down runs from the last accepted
 message or observed close, whether or not the lease has ended. Deadlines are in a lazy heap with one entry per seat,
-which is checked when it comes up. So a heartbeat costs O(1) and a tick O(expired).
+which is checked when it reaches the top. So a heartbeat costs O(1) and a tick O(expired).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Leases:
         return [self._ledger.state.seats[node] for node in sorted(self._closing)]
 
     def leave(self, seat: Seat) -> None:
-        """Record a departure on purpose, which has no cool-down."""
+        """Record a voluntary departure, which has no cool-down."""
         self._ledger.write(SeatLeft(seat.node, seat.incarnation))
         self._closing.discard(seat.node)
         if seat.slot is not None:
@@ -129,7 +129,7 @@ class Leases:
         return list({seat.node: (seat, reason) for seat, reason in over}.values())
 
     def silent(self) -> list[Seat]:
-        """Return the seats that ``expired`` would name for their silence, without changing them."""
+        """Return the seats that ``expired`` would return for their silence, without changing them."""
         ledger, due = self._ledger, []
         while self._deadlines and self._deadlines[0][0] <= ledger.now:
             due.append(heapq.heappop(self._deadlines))

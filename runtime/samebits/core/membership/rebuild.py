@@ -1,8 +1,8 @@
 """Rebuild a lost journal from the workers that are alive (docs/explanation/how-recovery-works.md).
 
 A member of the last generation knows its place there, and two schedulers cannot give a majority of one generation the
-same places. So the lost journal contained what a majority reports in agreement. A minority, a stale member or
-the last process of an older job never defines anything (S15).
+same places. So the lost journal contained what a majority agrees on. A minority, a stale member or the last process of
+an older job never determines the result (S15).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from samebits.core.ready import Severity
 from samebits.core.records import MAX_TERM, JobCreated, JobRebuilt, RebuiltGeneration, RebuiltSeat
 
 UNKNOWN_INCARNATION = 20
-"""Bits of an incarnation below the term's. A new or unheard node begins above all that it may have had."""
+"""Bits of an incarnation below the term's. A new or unheard node begins above every incarnation it may have had."""
 UNHEARD_TERMS = 1000
 """Scheduler starts assumed beyond the latest reported term, because members may report too late."""
 UNHEARD_GENERATIONS = 10
@@ -38,7 +38,7 @@ def highest_unheard_incarnation(term: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What reports from members of one generation have to agree on."""
+    """The facts on which reports from members of one generation must agree."""
 
     job: str
     generation: int

@@ -42,7 +42,7 @@ class Repeats:
         """Invalidate all entries; removing ten thousand of them would delay a loss."""
         self._era += 1
         if len(self._said) > MOST_A_SEAT * len(self._ledger.state.seats):
-            self._said.clear()  # drop sessions that are over
+            self._said.clear()  # drop sessions that have ended
 
 
 def _is_repeated(message: Heartbeat, before: Heartbeat) -> bool:

@@ -34,7 +34,7 @@ def proof_of(token: bytes, job: str, node: str, session: str) -> bytes:
 
 
 class Claim(enum.Enum):
-    """Result of judging a Register as a replacement's."""
+    """Result of checking whether a Register comes from a replacement."""
 
     NONE = "it does not claim to be one, or the claim cannot be checked"
     FORGED = "its proof was not made with this job's token"

@@ -96,7 +96,7 @@ class World:
         return limit == 0 or state.generation_number - began_at <= limit
 
     def may_begin(self) -> bool:
-        """Return whether enough workers are here for the first generation."""
+        """Return whether enough workers are present for the first generation."""
         ledger = self._ledger
         return not ledger.absent or (ledger.policy.is_elastic and ledger.present() >= ledger.policy.world_size)
 
@@ -109,14 +109,14 @@ class World:
         return first_heard_at + policy.start_grace_s if enough else None
 
     def begin_without_absent(self) -> None:
-        """Begin without the absent slots."""
+        """Give up the absent slots, so that the first generation begins without them."""
         for slot in sorted(self._ledger.absent):
             self._give_up(slot)
 
     # ---- losses
 
     def give_slots(self) -> list[Seat]:
-        """Give lost slots to spares at once, since the cool-down holds only for the lost node."""
+        """Give lost slots to spares at once, since the cool-down applies only to the lost node."""
         ledger = self._ledger
         given: list[Seat] = []
         if not (ledger.absent and ledger.state.spares):
@@ -194,7 +194,7 @@ class World:
         return f"; {ledger.present()} of at least {least} (MIN_WORKER_NUM) are here"
 
     def shrink(self) -> None:
-        """Continue without the slots whose grace is over, if enough members are left."""
+        """Continue without the slots whose grace period is over, if enough members remain."""
         ledger = self._ledger
         deadline = self.shrink_deadline()
         if deadline is None or deadline > ledger.now:

@@ -30,7 +30,7 @@ class DurablePoints:
         self._holders: Counter[Point] = Counter()  # point → number of holders
 
     def take(self, seat: Seat, body: SavedPoints, said: ReportEnvelope) -> None:
-        """Take a member's report; after its first one, send it the known committed point."""
+        """Record a member's report; after its first one, send it the known committed point."""
         committed = self._ledger.state.generation
         if committed is None:
             return

@@ -55,7 +55,7 @@ class Causes:
         return ""
 
     def is_named_in(self, text: str) -> bool:
-        """Return whether a text, such as why a person or launcher ends the job, already states the first loss."""
+        """Return whether a text, such as a launcher's reason to end the job, already states the first loss."""
         found = next(iter(self._of.values()), [])
         if isinstance(found, str):
             return found in text
@@ -102,7 +102,7 @@ class Causes:
         return None
 
     def blame(self, generation: int, text: str) -> None:
-        """Record another reason why the generation ended or none forms."""
+        """Record a reason other than a loss why the generation ended or none forms."""
         self._of.setdefault(generation, text)
 
     def made_good(self, generation: int) -> None:

@@ -1,8 +1,8 @@
 """Detect a journal that lost its last records, which only its job's workers can reveal.
 
-A journal cut at a record's end looks intact. But generations and incarnations only rise, and workers are sent one only
-after it is durable ("save, then speak"). So a worker that knows a higher one proves that records are missing. Nothing
-is restored, but the next generation gets an unused number.
+A journal cut at a record's end looks intact. But generations and incarnations only rise, and a worker learns a number
+only after it is durable ("save, then speak"). So a worker that knows a higher number proves that records are missing.
+The missing records are not restored, but the next generation gets an unused number.
 """
 
 from __future__ import annotations

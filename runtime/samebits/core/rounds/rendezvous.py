@@ -45,7 +45,7 @@ from samebits.printable import counted
 LEAVE_TOGETHER_S = 1.0
 """Seconds that members have to leave a generation at a commit after the first member has left.
 
-A later member cannot reach another commit.
+A member that has not left by then cannot reach its next commit.
 """
 
 MOST_FAILURES = 8
@@ -88,7 +88,7 @@ class Round:
     invitations: Invitations | None = None  # cached invitations for the round's present state
     numerics: Pairs = ()  # of the member that joined last
     failed_with: dict[str, str] = field(default_factory=dict)  # by node: the runtime error that ended its generation
-    is_explained: bool = False  # the way out of a sharded world that lacks a member was announced
+    is_explained: bool = False  # the remedy for a sharded world that lacks a member was announced
 
 
 @dataclass(slots=True)
@@ -285,7 +285,7 @@ class Rendezvous:
         committed, back_to = ledger.state.generation, ledger.state.back_to
         holdings = message.holdings
         if back_to is not None and holdings.back_to != back_to:
-            return  # sent before the rollback was known there
+            return  # sent before the member knew of the rollback
         if committed is not None and committed.numerics and holdings.numerics != committed.numerics:
             self._refuse_numerics(seat, holdings.numerics, committed.numerics, "the job")
             return
@@ -324,7 +324,7 @@ class Rendezvous:
                 round_.leave_by = min(round_.leave_by + gap_s, now + LEAVE_TOGETHER_S)
 
     def explains_at(self) -> float | None:
-        """Return when the members' wait for a lost rank of a sharded state is to be explained, or None.
+        """Return when to explain why the members wait for a lost rank of a sharded state, or None.
 
         Until then, its process may still be restarted without anyone's help.
         """
@@ -348,7 +348,7 @@ class Rendezvous:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether a member of the open round holds a part of a sharded state."""
+        """Return whether a member of the open round holds a part of a sharded state."""
         return self.round is not None and any(one.sharding is not None for one in self.round.joined.values())
 
     def timed_out(self) -> bool:
@@ -425,9 +425,10 @@ class Rendezvous:
         self._tell_address_map([seat.node for seat in seats])
 
     def _is_in_vain(self, round_: Round, members: tuple[tuple[str, int], ...], restore: Point | None) -> bool:
-        """Count generations without a commit that ended only by the runtime's own error.
+        """Return whether the runtime's own errors have ended too many generations in a row.
 
-        A lost process, a broken connection or a commit restarts the count, because external causes may pass.
+        Only generations without a commit count. A lost process, a broken connection or a commit restarts the count,
+        because external causes may pass.
         """
         committed, failed_with = self._ledger.state.generation, next(iter(round_.failed_with.items()), None)
         is_again = committed is not None and committed.members == members and committed.restore == restore
@@ -550,7 +551,7 @@ class Rendezvous:
         )
 
     def _join_late(self, seat: Seat, message: Join) -> None:
-        """Take an address part from a member whose earlier join, for another place, closed the round."""
+        """Accept an address part from a member whose earlier join, for a different place, closed the round."""
         committed, rank = self._ledger.state.generation, self.rank_of(seat)
         if committed is None or rank is None or message.round != committed.round or not message.holdings.blob:
             return
@@ -558,7 +559,7 @@ class Rendezvous:
             self.publish(seat, Publish(message.sender, committed.generation, message.holdings.blob))
 
     def publish(self, seat: Seat, message: Publish) -> None:
-        """Take a member's part of the address map; after the last part, send the map to all."""
+        """Store a member's part of the address map; after the last part, send the map to all."""
         committed = self._ledger.state.generation
         rank = self.rank_of(seat)
         if self.round is not None or committed is None or rank is None or message.generation != committed.generation:

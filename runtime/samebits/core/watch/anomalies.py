@@ -17,7 +17,7 @@ WINDOW = 64
 FACTOR = 12.0
 """Values further from the median than this many median distances are outside the band."""
 LEAST_SHARE = 0.25
-"""Distances below this share of the median are always inside, however calm the series was."""
+"""Distances below this share of the median are always inside the band, however steady the series was."""
 MOVED = 16
 """After this many values in a row outside the band, they count as the series' new level."""
 

@@ -1,7 +1,7 @@
 """Audit gradients (AUDIT=K): assign the ranks that recompute them, and judge the results.
 
 A wrong local gradient reaches all replicas alike, so only a rank that recomputes it can see the error. Two matching
-results out of three decide. A device that was wrong once is not wrong in the same way again unless it is defective.
+results out of three decide. A device repeats the same error only if it is defective.
 These are pure functions; ``training.state.data.audited_batch`` keeps the inputs, and ``training.run.gradient_audits``
 exchanges the results.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 MOST_AT_ONE_STEP = 2
-"""A gradient that differed this often at one step is wrong permanently."""
+"""A gradient that differed this often at one step counts as permanently wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Roles:
 
 
 def roles(step: int, every: int, world_size: int) -> Roles | None:
-    """Return the ranks' roles at a step, from the step alone, so that all ranks agree.
+    """Return the ranks' roles at a step, or None if the step is not audited.
 
-    None if the step is not audited or there is no other rank.
+    Roles follow from the step alone, so all ranks agree. A world of one rank is never audited.
     """
     if not every or step % every or world_size < 2:
         return None

@@ -1,4 +1,4 @@
-"""Decide what to do if ranks that must be equal differ: roll all back, or end the job.
+"""Decide what to do if ranks that must be equal differ: roll all ranks back, or end the job.
 
 A bit that flipped in one rank has reached all others by the next all-reduce. So nothing computed since is reliable on
 any rank, but the last state at which all ranks were equal is. A device fault does not repeat the very same wrong value,
@@ -26,21 +26,21 @@ DRAINED_AT = 2
 """A node whose state differed this often is asked to leave."""
 _OTHER_STEPS = "it made more or fewer steps than the others, as under a condition that not every rank meets"
 MOST_REPAIRS = 64
-"""How many of the latest repairs are remembered."""
+"""Number of recent repairs that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
     """One difference for which all ranks rolled back."""
 
-    step: int  # at which it was seen
-    to: int  # that all rolled back to
+    step: int  # the step at which the difference was seen
+    to: int  # the step to which all ranks rolled back
     values: Mapping[int, bytes]  # digests of the ranks that were not trusted
 
 
 @dataclass(frozen=True, slots=True)
 class GoBack:
-    """All roll back to ``to``; the ranks in ``suspects``, if known, take it from the others."""
+    """All ranks roll back to ``to``; ``suspects``, if known, copy that state from the others."""
 
     to: Point
     suspects: tuple[int, ...]
@@ -56,10 +56,10 @@ class Stop:
 def decide(
     found: RankDifference, trust: Trust, repairs: Sequence[Repair] = (), origins: Mapping[int, Member] | None = None
 ) -> GoBack | Stop:
-    """Decide on a difference, from the reports and the repairs so far.
+    """Decide how to handle a difference, given the repairs made so far.
 
-    If a generation has begun since all were equal, a rank that held the correct state may be lost. Then no group needs
-    to be trusted: each rank rolls back to its own copy.
+    If a generation has begun since all ranks were equal, a rank that held the correct state may be lost. In that case
+    no group needs to be trusted: each rank rolls back to its own copy.
 
     Args:
         found: the difference.
@@ -111,7 +111,7 @@ class ConsistencyJudge:
         self._offences: Counter[str] = Counter()  # by node: how often its state differed
 
     def judge(self, found: RankDifference, hidden_state: str = "") -> str:
-        """Roll all ranks back, journaled and logged, or return why the job must end.
+        """Roll all ranks back and log it, or return why the job must end.
 
         Args:
             found: the difference.
@@ -140,7 +140,7 @@ class ConsistencyJudge:
         return ""
 
     def _text(self, found: RankDifference, decision: GoBack, nodes: Sequence[str], lost: str) -> str:
-        """Return one line: who differs, in what, since when, and how much is repeated."""
+        """Return a one-line message: which ranks differ, in what, since when, and how much is repeated."""
         ledger, committed = self._ledger, self._ledger.state.generation
         assert committed is not None, "they differ in one"
         row = ledger.policy.causes.of(Observation(notice=LossDetection.UNEQUAL))
@@ -161,7 +161,7 @@ class ConsistencyJudge:
         fault = (
             f"{_OTHER_STEPS} ({CauseClass.SOFTWARE.value})" if found.is_of_steps else f"{row.fault} ({row.cause.value})"
         )
-        if lost:  # without the fix, which follows if the same difference comes again
+        if lost:  # without the fix, which follows if the same difference recurs
             fault = f"most likely {lost.partition('. Fix')[0].partition(', and later')[0]}"
         return (
             f"{what} {at}{f', first in {first}' if first else ''}, {since}: {fault}{whose}; "

@@ -1,8 +1,8 @@
 """Compare the ranks' digests of their states and name differences.
 
 A digest is a few bytes, so every rank reports it and none waits. Only if digests differ are two ranks asked for the
-parts behind them. ``training.state.compared`` determines what is hashed, ``consistency`` what follows. ``judge`` and
-``sentence`` are pure functions of the reports.
+parts behind them. ``training.state.compared`` determines what is hashed, and ``consistency`` decides what follows from
+a difference. ``judge`` and ``sentence`` are pure functions of the reports.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXPLAIN_S = 2.0
 """Seconds to wait for the parts of two digests before the job ends without naming the difference."""
 NAMED_PARTS = 8
 MOST_EQUAL = 16
-"""How many of the latest equal commits are remembered."""
+"""Number of recent equal commits that are remembered."""
 
 Key: TypeAlias = tuple[Point, int]
 """A commit: its point, and its number among several commits after one step."""
@@ -31,7 +31,7 @@ Key: TypeAlias = tuple[Point, int]
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Groups of ranks with equal values, the largest first; of equal sizes, the one with the lowest rank."""
+    """Groups of ranks with equal values, the largest first; equally large ones are ordered by lowest rank."""
 
     groups: tuple[tuple[int, ...], ...]
 
@@ -61,8 +61,8 @@ class RankDifference:
     Attributes:
         judgement: which ranks agree.
         one, other: digests of one rank from each of the first two groups, with parts if those arrived in time.
-        values: the digests of all, by rank.
-        equal: the last earlier point at which all were equal, or None.
+            values: the digests of all ranks, by rank.
+            equal: the last earlier point at which all ranks were equal, or None.
     """
 
     judgement: Judgement
@@ -136,7 +136,7 @@ def sentence(judgement: Judgement, one: Digest, other: Digest, hidden_state: str
 
 
 def _that_matter(one: Digest, other: Digest) -> list[tuple[Part, Part | None]]:
-    """Return the parts that differ and must not; none if the parts did not arrive in time."""
+    """Return the parts that differ although they must be equal; none if the parts did not arrive in time."""
     if not (one.parts and other.parts):
         return []
     return [pair for pair in differences(one.parts, other.parts) if pair[0].kind is not PartKind.LOOSE]
@@ -219,7 +219,7 @@ class Equality:
         self._equal: list[Key] = []  # commits at which all were equal, ascending
 
     def take(self, seat: Seat, body: Digests, said: ReportEnvelope) -> None:
-        """Take a member's digests."""
+        """Record a member's digests."""
         state = self._ledger.state
         committed, teller = state.generation, (seat.node, seat.incarnation)
         if committed is None or state.rolled_back is not None:  # digests now are still from the abandoned line

@@ -1,7 +1,7 @@
 """Determine which ranks block the others in a standstill. Pure functions of the ranks' positions.
 
 Ranks that train together wait for each other, so the rank that is *not* waiting is the one that all others wait for.
-``progress`` decides when a standstill has lasted too long and what to do.
+``hang_judge`` decides when a standstill has lasted too long and what to do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BY_PHASE = {
     Phase.COMPILING: Hang.COMPILING,
 }
 _BETWEEN_TWO = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
-"""Calls that ranks pair with calls of other names."""
+"""Calls that match calls with different names on other ranks."""
 
 
 @dataclass(frozen=True, slots=True)

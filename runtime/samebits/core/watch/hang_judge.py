@@ -1,7 +1,8 @@
 """Watch whether a generation makes progress, and end members that hold up the others.
 
-Ranks that train together wait for each other, so all is well while any of them makes progress. A member reports only if
-it stands still for longer than ever before, so a healthy job has no overhead. ``standstill`` determines the culprits.
+Ranks that train together wait for each other, so the job is healthy while any of them makes progress. A member reports
+only if it stands still for longer than ever before, so a healthy job has no overhead. ``hang_culprits`` determines the
+culprits.
 
 The time limit for a step is learned: the longest step that any member has seen, times ``FACTOR``, at least ``LEAST_S``.
 The first steps of a generation have their own limit, because they build, compile and warm up.
@@ -34,7 +35,7 @@ from samebits.core.watch.hang_culprits import (
 LEAST_S = 5.0
 FACTOR = 3.0
 FIRST_STEPS = 2
-"""First steps of a generation: DistributedDataParallel lays out its buckets again after one."""
+"""Steps with their own limit in each generation: DistributedDataParallel rebuilds its buckets after the first."""
 FIRST_STEPS_S = 600.0
 LOOK_AGAIN_S = 0.5
 SOONEST_S = 0.01
@@ -42,7 +43,7 @@ MOST_DOUBLINGS = 10
 
 
 class Cure(enum.Enum):
-    """Remedy once the patience with a hang is over: the cause table's, as far as it is possible here."""
+    """Remedy for a hang that has lasted too long: the cause table's, as far as it is possible here."""
 
     END = "the process is ended and replaced"
     FORM_ANEW = "the group is formed again, from the last commit"
@@ -92,7 +93,7 @@ class HangJudge:
         self.found: Standstill | None = None
 
     def take(self, seat: Seat, body: StallReport, said: ReportEnvelope) -> None:
-        """Take a member's report that it stands still or makes progress again."""
+        """Record a member's report that it stands still or makes progress again."""
         self._told.pop(seat.node, None)
         if body.progress is not None and said.generation == self._ledger.state.generation_number:
             self._told[seat.node] = said, body.progress, self._ledger.now
@@ -100,7 +101,7 @@ class HangJudge:
             self._look_at = self._ledger.now
 
     def end(self) -> None:
-        """Forget everything: the generation is over."""
+        """Forget all reports, because the generation is over."""
         if self._told or self._look_at is not None:
             self._told.clear()
             self._look_at, self._seen_since, self.said, self.found = None, None, "", None
@@ -282,7 +283,7 @@ class HangJudge:
             return ""
         text = sentence(found, still_s)
         has_returned = any(one.progress is None for one, _ in found.culprits)
-        if has_returned and self._ended_at_step[step] > 1:  # the loop ends there each time that it is entered
+        if has_returned and self._ended_at_step[step] > 1:  # the loop ends at that step whenever it is entered
             place = next((shown_place(one.progress) for one in found.waiting if one.progress), "")
             self.in_vain = (
                 f"{text} ({place}), as it did before the group was formed again: the ranks take different numbers of "

@@ -1,4 +1,4 @@
-"""Collect the workers' health reports and ask unhealthy workers to leave for a spare.
+"""Collect the workers' health reports and let spares replace unhealthy workers.
 
 Health problems alone do not remove a worker. One at a time is asked to leave, and only if a healthy spare is waiting
 and no other change is in progress, so a full shared disk never empties a job. Nothing is journaled: workers repeat
@@ -20,13 +20,16 @@ from samebits.core.watch.health_limits import SHOWN_AT_ONCE, place_said, said
 ANOMALY_S = 30.0
 """Seconds in which only one report of an implausible number is shown, since all ranks share the loss.
 
-In that time, verdicts are shown once per step, since each may name another rank's device. Ended threads and hidden
+In that time, verdicts are shown once per step, since each may name a different rank's device. Ended threads and hidden
 state are shown once per text.
 """
 MOST_ANOMALIES = 16
-"""Verdicts, and other reports, remembered at a time. No more verdicts, ended threads and hidden state are shown."""
+"""Most verdicts, and most other reports, remembered at a time.
+
+Further verdicts, ended threads and hidden state are not shown.
+"""
 NAMED = 16
-"""Readings that a status lists."""
+"""Most readings that a status lists."""
 
 
 class HostHealth:
@@ -48,7 +51,7 @@ class HostHealth:
         self._quiet_until: dict[object, float] = {}  # subject → until when it is not shown again
 
     def take(self, seat: Seat, body: HealthReport, _said: ReportEnvelope) -> None:
-        """Take a worker's full health report and log what is new on that host."""
+        """Record a worker's complete health report and log what is new on that host."""
         host, before = seat.process.host, self._of_host(seat.process.host)
         self._drop(seat.node)
         if body.ailments:
@@ -94,7 +97,7 @@ class HostHealth:
             self._ledger.announce(f"worker {seat.node}{place}, step {body.step}: {body.text}")
 
     def computed_again(self) -> str:
-        """Return why all leave the generation to recompute a step; "" if they do not."""
+        """Return why all ranks leave the generation to recompute a step; "" if they do not."""
         generation, why = self._again
         return why if generation == self._ledger.state.generation_number else ""
 
@@ -124,7 +127,9 @@ class HostHealth:
             self._ask(seat, self._why)
 
     def judge(self, slow: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Ask the first member with a reason to leave, if a healthy spare waits. Call while all train.
+        """Ask the first member with a reason to leave, if a healthy spare is waiting.
+
+        Call this only while all members train.
 
         Args:
             slow: by node, why it should leave for being slow.

@@ -1,7 +1,7 @@
 """Judge a host's and device's readings: limits with hysteresis, and messages. Pure.
 
 A reading is a share: a disk at 0.95 is 95 % full. Each worker judges its own host and reports only problems, so ten
-thousand healthy workers send nothing. The scheduler decides who leaves because of them (``core.watch.health_judge``).
+thousand healthy workers send nothing. The scheduler decides which workers leave (``core.watch.health_judge``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOOKS = 2
 
 @dataclass(frozen=True, slots=True)
 class HealthReading:
-    """One measured number: a share of the total, or the unit of its sign."""
+    """One measured number: a share of the total, or a value in its sign's unit."""
 
     sign: Sign
     where: str  # a path, a device or ""
@@ -68,7 +68,7 @@ class HealthWatch:
         return found[:MAX_AILMENTS]
 
     def look(self, readings: Iterable[HealthReading]) -> bool:
-        """Take a round of readings; return whether any problem appeared or ended.
+        """Process a round of readings; return whether any problem appeared or ended.
 
         A place without a reading is forgotten.
         """

@@ -19,7 +19,7 @@ from samebits.printable import IN_LOGS, shortened
 FACTORS = {"computes": 2.0, "memory": 2.0, "disk": 5.0}
 """How many times the others' median makes a node slow. Disks vary most, even from one minute to the next."""
 SUM_FACTOR = 3.0
-"""The same for a pair and the other pairs' median; connections between nodes differ more."""
+"""The same factor for a pair, relative to the other pairs' median; connections between nodes differ more."""
 MOST_ROUNDS = 4
 MOST_PLANS = MOST_ROUNDS + 3
 """Most plans of one check: slow nodes measure again, pairs add up, and a verdict follows."""
@@ -68,7 +68,7 @@ class NodeVerdict(NamedTuple):
 
 
 class NodeCheckPlan(msgspec.Struct, frozen=True):
-    """The nodes' next task; the last plan names the nodes that must not train."""
+    """The nodes' next task, or in the last plan, the nodes that must not train."""
 
     pairs: tuple[Pair, ...] = ()
     again: tuple[int, ...] = ()  # slots that measure once more, while the others are idle
@@ -139,7 +139,7 @@ def _outcomes(sums: Mapping[Pair, Sum]) -> tuple[list[Pair], set[int], float]:
 
 
 def next_pairs(waiting: Sequence[int], sums: Mapping[Pair, Sum]) -> tuple[Pair, ...]:
-    """Pair neighbours at first, then each suspect and each single node with another; () once nothing more can tell."""
+    """Pair neighbours at first, then each suspect and each single node with another; () if no pair can tell more."""
     if not sums:
         return tuple(_pair(*two) for two in zip(waiting[::2], waiting[1::2], strict=False))
     failed, cleared, _ = _outcomes(sums)
@@ -163,7 +163,7 @@ def _pair(one: int, other: int) -> Pair:
 
 
 def verdict(names: Mapping[int, str], slow_ones: Mapping[int, str], sums: Mapping[Pair, Sum]) -> NodeVerdict:
-    """Return the verdict once no more pairs are to be tried.
+    """Return the verdict when no more pairs have to be tried.
 
     Args:
         names: by slot, names for messages.

@@ -1,8 +1,8 @@
 """Compare how long the ranks' own parts of a step take. Pure functions.
 
 Ranks that train together end every step at the same moment. So only the time in which a rank does *not* wait for others
-shows which one is slow. Means leave out the slowest and fastest steps, so that a save or a pause of the host counts for
-nothing.
+shows which one is slow. Means leave out the slowest and fastest steps, so that a save or a pause of the host has no
+effect.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from statistics import median_low
 from samebits.core.reports import MAX_STEP_US, StepTime
 
 STEPS = 20
-"""Steps in a window. Fast ranks are compared over a multiple of it."""
+"""Steps in a window. Fast ranks are compared over a multiple of this number."""
 LEFT_OUT = 5
-"""Fastest and slowest steps of a window that are left out, which gives an interquartile mean."""
+"""Number of the fastest, and of the slowest, steps left out of a window, which gives an interquartile mean."""
 LEAST_EXCESS_US = 1000
 """A smaller excess over the median does not count as slow."""
 OWN = ("data", "compute", "commit")
@@ -45,7 +45,7 @@ class Slowness:
         part: the part of the step with the largest excess.
         part_us: its duration.
         usual_us: the median rank's duration of that part.
-        excess_us: how far its whole own part exceeds the median rank's.
+        excess_us: how far its own part as a whole exceeds the median rank's.
     """
 
     ratio: float
@@ -60,11 +60,13 @@ class Slowness:
 
 
 def compare(times: Mapping[str, StepTime], of: Collection[str] | None = None) -> dict[str, Slowness]:
-    """Compare each rank with the median (of an even number the lower one, so that two can be compared).
+    """Compare each rank with the median.
+
+    Of an even number of ranks, the lower middle value is used, so that two ranks can be compared.
 
     Args:
         times: the times of all ranks.
-        of: the ranks to compare; None: all. Of ten thousand, few are new at a time.
+        of: the ranks to compare; None: all. Of ten thousand ranks, only a few have new times at once.
     """
     if not times:
         return {}

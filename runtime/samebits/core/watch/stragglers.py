@@ -1,7 +1,7 @@
 """Report slow workers, with hysteresis.
 
-A worker counts as slow, or as recovered, only after some seconds in a row, so that a passing slowness is not reported.
-``pace`` defines what slow means; ``host_health`` decides who leaves.
+A worker counts as slow, or as recovered, only after several seconds, so that brief slowness is not reported. ``pace``
+defines what slow means; ``health_judge`` decides which workers leave.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMED = 16
 
 @dataclass(slots=True)
 class _Watched:
-    """How long a node has been on the other side of the limit than last reported, in time and steps."""
+    """Time and steps for which a node's pace has contradicted its last reported state."""
 
     text: str = ""  # the last message about the node; "": the node keeps up
     other_us: int = 0
@@ -50,7 +50,7 @@ class Stragglers:
         self._look_at: float | None = None
 
     def take(self, seat: Seat, body: StepTiming, said: ReportEnvelope) -> None:
-        """Take a member's step times."""
+        """Record a member's step times."""
         if self._ledger.policy.straggler_factor is None or said.generation != self._ledger.state.generation_number:
             return
         self._told[seat.node] = said.generation, body
