@@ -398,9 +398,8 @@ class ElasticRun:
             return offered
         if present is not None:
             return RankPosition(present.slot, present.rank, present.world_size)
-        return (
-            None if slot is None or slot >= world_size else RankPosition(slot, slot, world_size)
-        )  # otherwise a round will assign the place
+        # A seat outside the world gets its place from a round.
+        return None if slot is None or slot >= world_size else RankPosition(slot, slot, world_size)
 
     def _begin_to_connect(self, place: RankPosition | None) -> None:
         """Start forming the next group for this place; None: drop all groups that are being formed."""

@@ -107,9 +107,8 @@ class _MadeOf:
                 for name in kept:
                     vars(self.modules[index]).pop(name, None)  # prune and parametrize shadow it with an attribute
                 self.modules[index].__class__ = self.classes[index]
-        return {
-            index for index, one in enumerate(self.modules) if type(one) is not self.classes[index]
-        }  # these modules were lazy
+        # These modules were lazy.
+        return {index for index, one in enumerate(self.modules) if type(one) is not self.classes[index]}
 
 
 @dataclass(frozen=True, slots=True)
