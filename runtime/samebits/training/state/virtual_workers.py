@@ -232,9 +232,9 @@ class VirtualWorkers:
         self._batches += 1
         if self._batches > 1:
             raise UsageError(
-                "two batches were taken from the loader for one state.commit(). With global_batch, each turn of the "
-                "loop is one micro-batch of a virtual worker. Fix: one batch, one backward(), one optimizer.step() "
-                "and one state.commit() in each turn"
+                "two batches were taken from the loader for one state.commit(). With global_batch, each iteration of "
+                "the loop is one micro-batch of a virtual worker. Fix: one batch, one backward(), one optimizer.step() "
+                "and one state.commit() in each iteration"
             )
 
     # ---- forward and backward passes
@@ -321,9 +321,9 @@ class VirtualWorkers:
         """
         if self._has_gradient:
             raise UsageError(
-                "a second backward pass before state.commit(). With global_batch, each turn of the loop is one "
-                "micro-batch of a virtual worker, and gradients accumulate by themselves. Fix: add the losses up and "
-                "call backward() once, then optimizer.step() and state.commit(); use_reentrant=False in "
+                "a second backward pass before state.commit(). With global_batch, each iteration of the loop is "
+                "one micro-batch of a virtual worker, and gradients accumulate by themselves. Fix: add the losses up "
+                "and call backward() once, then optimizer.step() and state.commit(); use_reentrant=False in "
                 "torch.utils.checkpoint"
             )
         if not self._has_begun and (self._statistics or self._other_buffers):
@@ -448,7 +448,7 @@ class VirtualWorkers:
             found = "a second time" if self._has_stepped else "without a backward pass"
             raise UsageError(
                 f"optimizer.step() was called {found} since the last state.commit(). Fix: with global_batch, one "
-                "backward(), one optimizer.step() and one state.commit() in each turn of the loop"
+                "backward(), one optimizer.step() and one state.commit() in each iteration"
             )
         self._has_stepped = True
 
@@ -485,9 +485,9 @@ class VirtualWorkers:
         if not self._has_gradient or not self._has_stepped:
             missing = "optimizer.step()" if self._has_gradient else "a backward pass"
             raise UsageError(
-                f"state.commit() was called without {missing} in this turn of the loop. With global_batch, gradients "
-                "accumulate by themselves. Fix: one backward(), one optimizer.step() and one state.commit() for each "
-                "batch of the loader"
+                f"state.commit() was called without {missing} in this iteration of the loop. With global_batch, "
+                "gradients accumulate by themselves. Fix: one backward(), one optimizer.step() and one "
+                "state.commit() for each batch of the loader"
             )
         self._require_equal_settings()
         if self.takes_step:
@@ -518,8 +518,8 @@ class VirtualWorkers:
         elif not same(settings, self._settings):
             raise UsageError(
                 "a setting of the optimizer, such as its learning rate, differs between two micro-batches of one step. "
-                "It would follow the number of turns, which depends on the world size. Fix: give the schedule to the "
-                "state, TorchState(…, scheduler=scheduler), and compute settings from state.completed_steps"
+                "It would follow the number of iterations, which depends on the world size. Fix: give the schedule "
+                "to the state, TorchState(…, scheduler=scheduler), and compute settings from state.completed_steps"
             )
 
 
