@@ -13,11 +13,11 @@ from tests.clusters import namespaces, ray_cluster
 from tests.clusters.hosts import HostsJob
 from tests.clusters.namespaces import Switch
 from tests.clusters.ray_cluster import RayCluster
-from tests.system.conftest import new_job, undisturbed, watched
+from tests.system.conftest import has_relay, new_job, undisturbed, watched
 from tests.system.job import JobFolder
 from tests.system.processes import WarmStarter
 
-__all__ = ["new_job", "undisturbed", "watched"]
+__all__ = ["has_relay", "new_job", "undisturbed", "watched"]
 
 
 @pytest.fixture

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.system.conftest import new_job, watched
+from tests.system.conftest import has_relay, new_job, watched
 
-__all__ = ["new_job", "watched"]
+__all__ = ["has_relay", "new_job", "watched"]

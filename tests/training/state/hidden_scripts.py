@@ -564,6 +564,25 @@ HIDDEN = {
         loss="loss = loss / heap[0]",
         after="heapq.heappush(heap, loss.item())  # moved",
     ),
+    "argument of a function that commits": script(
+        top="""
+        def step(state, batch, x, y, cfg):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y) / cfg["n"]
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            sampler.record_batch(batch, 4)
+            state.step += 1
+            cfg["n"] += 1
+            state.commit()
+        """,
+        enter='cfg = {"n": 1}  # moved',
+        before="""
+        step(state, batch, x, y, cfg)
+        continue
+        """,
+    ),
     "value that two paths lead to": script(
         top="""
         class Net:
@@ -584,6 +603,23 @@ HIDDEN = {
 }
 
 HARMLESS = {
+    "function that gets the batch and commits": script(
+        top="""
+        def step(state, batch, x, y):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            sampler.record_batch(batch, 4)
+            state.step += 1
+            state.commit()
+        """,
+        before="""
+        step(state, batch, x, y)
+        continue
+        """,
+    ),
     "hook that gathers activations": script(
         top="""
         kept = []

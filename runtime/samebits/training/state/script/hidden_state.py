@@ -318,8 +318,9 @@ class HiddenStateLook:
                     for path, place in function.exposed(loop.body, 0, loop).items()
                     if path[0] not in function.code.co_varnames or not function.is_restored(path[0], loop.lineno)
                 }
-            if not loops:
-                own = function.code.co_varnames[function.code.co_argcount :]
+            if not loops:  # each call gets its arguments anew, and the caller's frame shows where they come from
+                is_called_again = frame.f_code is not getattr(self._function, "__code__", None)
+                own = function.code.co_varnames[0 if is_called_again else function.code.co_argcount :]
                 whole = function.exposed(function.node.body, 0)
                 exposed = {path: place for path, place in whole.items() if path[0] not in own}
             for path, place in exposed.items():
