@@ -611,7 +611,7 @@ def secret_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
 
 
 def etcd_access() -> EtcdAccess:
-    """Return the credentials and TLS files for etcd, from etcdctl's own variables."""
+    """Return the credentials and TLS files for etcd from etcdctl's environment variables."""
     authority, certificate, key = (Path(text) if (text := os.environ.get(name)) else None for name in ETCD_FILES)
     user, colon, password = os.environ.get("ETCDCTL_USER", "").partition(":")
     return EtcdAccess(authority, certificate, key, user, password if colon else os.environ.get("ETCDCTL_PASSWORD", ""))

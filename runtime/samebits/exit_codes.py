@@ -52,7 +52,7 @@ EXIT_CODES: tuple[ExitCode, ...] = (
     ),
     ExitCode(
         *(errors.WRONG_WORDS, "wrong words", NO),
-        "A command was given unknown arguments; nothing was done.",
+        "A command was called with unknown arguments; nothing was done.",
         "命令收到了它不认识的参数；没有做任何事。",
     ),
     _of(errors.SettingsError, NO, "一个或多个环境变量有误；信息中每个占一行。"),

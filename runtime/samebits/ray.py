@@ -317,10 +317,10 @@ def write_plan(plan: Mapping[str, Any], folder: Path) -> Path:
 
 
 def name_of(function: Callable[..., object]) -> tuple[str, str]:
-    """Return the module (or the script's path) and the qualified name with which a worker imports a function.
+    """Return the module (or the script's path) and the qualified name by which a worker imports a function.
 
     Raises:
-        UsageError: the function cannot be imported by a name.
+        UsageError: the function cannot be imported by name.
     """
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
     main: Any = sys.modules["__main__"]

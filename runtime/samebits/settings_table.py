@@ -628,7 +628,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "NODE_ID", "node_id", _NODE, None, _JOB,
-        "Name of the worker. Digits below MAX_WORKER_NUM are its slot; other digits name a spare. Ignored in the "
+        "Name of the worker. A number below MAX_WORKER_NUM is its slot; a higher number names a spare. Ignored in the "
         "scheduler role.",
         "worker 的名字；小于 MAX_WORKER_NUM 的数字即其 slot，更大的数字为热备（spare）。scheduler 角色忽略此变量。",
         example="0", shown_default=("random", "随机"), scope=Scope.PROCESS,

@@ -44,7 +44,7 @@ class Failure:
 def failure_in(text: str, folder: Path) -> Failure | None:
     """Return the last error in the text that has a traceback; files below ``folder`` are shown relative to it.
 
-    Errors that ended only a thread, or nothing, do not count.
+    Errors that ended only a thread, or that were handled, do not count.
     """
     found: Failure | None = None
     place = ""  # of the current report, which may consist of several tracebacks

@@ -29,7 +29,7 @@ def test_node_with_an_unhealthy_device_is_named_and_not_admitted(new_job: Callab
     job.start_worker(0)
     job.start_worker(1, PATH=f"{tmp_path}:{job.environment()['PATH']}")
     assert job.worker(1).wait(60.0) == PreflightError.exit_code
-    assert job.matches(1, "the pre-flight of 1 failed: Ascend 5: its health is Alarm")
+    assert job.matches(1, "the pre-flight check of 1 failed: Ascend 5: its health is Alarm")
     job.start_worker(1)
     job.wait_finished()
     assert job.matches(0, r"pre-flight, .* s: cpu computes: .*4 of 4 products correct")

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     rows = rows_of(started, view, settings.max_worker_num) + _relay_rows(settings)
     if not rows and view is None:
         raise UsageError(
-            f"no job was started here: LOG_DIR={settings.log_dir} names no process, and no scheduler answers. Fix: "
+            f"no job was started here: LOG_DIR={settings.log_dir} lists no process, and no scheduler answers. Fix: "
             "change to the folder the job was started in"
         )
     if options.json:

@@ -327,7 +327,7 @@ class Following:
             self._term_at = now
 
     def passed(self, now: float) -> FollowOrders:
-        """Return the actions that are due now, after all events were reported."""
+        """Return the actions that are due now; call this after all events have been reported."""
         if self._workers_run():
             self._deserted_at = None
         elif self._deserted_at is None:

@@ -394,7 +394,7 @@ class Agent:
         self._report(Anomaly(step, printable(text, MAX_ANOMALY_CHARS), is_verdict, comes_again))
 
     def watch(self, node: str, at: Whereabouts) -> bool:
-        """Watch whether a worker on the same host dies or hangs; return False if it is not visible."""
+        """Watch a worker on the same host for its death or a hang; return False if its process is not visible."""
         if not self._deaths.watch(at):
             return False
         identity = ProcessIdentity.of(at.pid)

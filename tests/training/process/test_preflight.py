@@ -48,7 +48,9 @@ def test_wrong_bit_in_one_product_is_found(settings: Settings, monkeypatch: pyte
         return product
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", errs)
-    with pytest.raises(PreflightError, match=r"the pre-flight of 7 failed: .*cpu computes: 1 of 4 products were wrong"):
+    with pytest.raises(
+        PreflightError, match=r"the pre-flight check of 7 failed: .*cpu computes: 1 of 4 products were wrong"
+    ):
         preflight.require(settings, CPU)
 
 

@@ -124,9 +124,9 @@ _MET_LATER = {DrillFault.DISK_FULL, DrillFault.DISK_ERROR, DrillFault.DESYNC} | 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A fault due after a ``share`` in (0, 1) of the job's steps, on the member that ``draw`` in [0, 1) picks.
+    """A fault due after the fraction ``share`` of the job's steps, on the member that ``draw`` selects, both in [0, 1).
 
-    It strikes within the next step, after the share ``moment`` of an average step's time.
+    It occurs within the next step, after the fraction ``moment`` of an average step's time.
     """
 
     fault: DrillFault

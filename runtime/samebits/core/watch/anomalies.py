@@ -81,7 +81,7 @@ class Odd:
     problem: str
 
     def judge(self, step: int, value: float, problem: str) -> AnomalyVerdict | None:
-        """Return the verdict from a later report; None if that report is about an earlier step."""
+        """Return the verdict from a report that arrived later; None if it is about an earlier step."""
         if step < self.step:
             return None
         if step > self.step:

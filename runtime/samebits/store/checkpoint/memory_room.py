@@ -210,7 +210,7 @@ class MemoryRoom:
 
 
 def room_path(base: Path, job: str, slot: int, *, kind: RoomKind = RoomKind.SAVED) -> Path:
-    """Return the folder of one rank's memory slots of this kind."""
+    """Return the folder that holds one rank's memory slots of this kind."""
     if not _JOB.fullmatch(job):
         raise StoreError(f"job {job!r}: expected letters, digits, '-' and '_', as its scheduler chooses them")
     return base / f"samebits-{os.geteuid()}" / job / f"{slot}{kind.value}"

@@ -226,7 +226,7 @@ class ObjectStore:
         return self._trying(folder, "listing", call)
 
     def _require_bucket(self) -> None:
-        """Raise if the bucket is missing, which object stores report like an empty folder."""
+        """Raise if the bucket is missing; object stores list a missing bucket like an empty folder."""
         if self._scheme in _BUCKET_SCHEMES:
             self._files.info(self._root.lstrip("/").partition("/")[0])
 

@@ -84,7 +84,7 @@ def export_dcp(points: Sequence[Checkpoint], path: Path) -> None:
 
 @contextlib.contextmanager
 def _in_one_process() -> Iterator[None]:
-    """Silence torch's warning about the missing group, and raise the original error of a failed save or load."""
+    """Silence torch's warning that there is no process group, and raise the original error of a failed save or load."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:

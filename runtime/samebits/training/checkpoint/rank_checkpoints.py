@@ -162,7 +162,7 @@ class RankCheckpoints:
             log.warn(f"ignored a restore point in memory: {problem}")
 
     def has_on_disk(self, point: Point) -> bool:
-        """Return whether the point is durable, after pending writes; nothing is read to find out."""
+        """Wait for pending writes, then return whether the point is durable, without reading it back."""
         self.flush()
         return point in self._verified
 

@@ -174,7 +174,7 @@ def require(settings: Settings, device: torch.device) -> NodeTimings:
     if wrong:
         node = settings.node_id or "this worker"
         raise PreflightError(
-            f"the pre-flight of {node} failed: {'; '.join(wrong)}. Fix: start it on another host, or "
+            f"the pre-flight check of {node} failed: {'; '.join(wrong)}. Fix: start it on another host, or "
             "without PREFLIGHT=1"
         )
     told = "; ".join(f"{one.what}: {one.found}" for one in found)

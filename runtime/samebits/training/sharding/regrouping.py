@@ -131,7 +131,9 @@ def require_supported(
     for optimizer in optimizers:
         for path, moment in _moments(optimizer):
             if moment.device_mesh.size() > 1:
-                raise UsageError(f"{name}: the optimizer's {path} is sharded before there is a group; {_DECLINED}")
+                raise UsageError(
+                    f"{name}: the optimizer's {path} was sharded before the process group existed; {_DECLINED}"
+                )
 
 
 def _unsupported(group: Any) -> str:

@@ -206,7 +206,7 @@ class ShardedValues:
             self.fill()
 
     def take_out(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], pieces.Own]:
-        """Return the values with descriptions in place of this rank's pieces, and the pieces."""
+        """Return the values, in which descriptions replace this rank's pieces, and the pieces themselves."""
         own: pieces.Own = {}
         taken: dict[str, Any] = pieces.take_out(values, _PATH, own)
         return taken, own

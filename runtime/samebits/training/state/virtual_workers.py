@@ -662,7 +662,7 @@ def _about_to_fetch(indices: Any) -> Any:
 
 
 def _gate_classes() -> None:
-    """Let gradient scalers act only in the turn that takes the step; installed once per process.
+    """Let gradient scalers act only on the micro-batch that takes the step; installed once per process.
 
     The classes are changed, because an object's own method would become part of a schedule's ``state_dict()``, and a
     scaler need not be in the state.
