@@ -200,21 +200,37 @@ def awaited_processes(folder: Path) -> list[ProcessIdentity]:
     raise AssertionError("the check has started no job")
 
 
-def test_change_that_no_process_survives_is_named_before_and_after(shell: Shell) -> None:
-    change = "if state.completed_steps == 20:\n                scales.append(0.5)\n            "
-    end = """
-            if state.completed_steps == 23 and not pathlib.Path(f"killed{samebits.get_rank()}").exists():
-                pathlib.Path(f"killed{samebits.get_rank()}").touch()
-                state.flush()
-                os.kill(os.getpid(), signal.SIGKILL)"""
+def changed_late(at: int, end: str) -> tuple[str, int]:
+    """Return a script that changes a value after that many steps, and the line that does."""
+    change = f"if state.completed_steps == {at}:\n                scales.append(0.5)\n            "
     script = HEALTHY.replace("seen, calls = 0, 0", "scales, calls = [1.0], 0")
     script = script.replace(
         "F.cross_entropy(model(x), y).backward", "(scales[-1] * F.cross_entropy(model(x), y)).backward"
     )
     script = script.replace("optimizer.zero_grad()", f"{change}optimizer.zero_grad()")
     script = script.replace("state.commit()", f"state.commit(){end}")
+    return script, next(number for number, one in enumerate(script.splitlines(), 1) if "scales.append" in one)
+
+
+def test_change_shortly_before_a_loss_is_named_by_a_survivor(shell: Shell) -> None:
+    end = """
+            if state.completed_steps == 23 and samebits.get_rank() == 1 and not pathlib.Path("killed").exists():
+                pathlib.Path("killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)"""
+    script, line = changed_late(21, end)  # after the look of step 20 and the one before the save of step 21
+    shell.run("one", script, "--spares", "0")
+    log = (shell.folder / "one" / "device" / "worker_0.log").read_text()
+    assert f"hidden state: scales (train.py:{line}) changed" in log
+
+
+def test_change_that_no_process_survives_is_named_before_and_after(shell: Shell) -> None:
+    end = """
+            if state.completed_steps == 23 and not pathlib.Path(f"killed{samebits.get_rank()}").exists():
+                pathlib.Path(f"killed{samebits.get_rank()}").touch()
+                state.flush()
+                os.kill(os.getpid(), signal.SIGKILL)"""
+    script, line = changed_late(20, end)
     shell.run("all", script, "--spares", "0")
     assert "step 23 differs from the log" in shell.output, "the scale was lost"
-    line = next(number for number, one in enumerate(script.splitlines(), 1) if "scales.append" in one)
     logs = [log.read_text() for log in (shell.folder / "all" / "device").glob("worker_*.log")]
     assert sum(f"hidden state: scales (train.py:{line}) changed" in log for log in logs) == 2, "rank 0's two processes"

@@ -116,14 +116,13 @@ def run(
                 retaken.named()
 
         look = HiddenStateLook(function, state, told, at_length=asked in ("stop", "check"))
-        looks = [look]
         retaken = _retaken_steps(process, state, look, function)
 
         def call() -> Result:
             counters.begin()
             look.called()
-            if asked != "off" and looks:
-                state.look_for_hidden(looks.pop())
+            if asked != "off" and not look.has_ended:  # the end of a generation has detached it
+                state.look_for_hidden(look)
             _tell_of_hidden(process, state, state.hidden_messages.take_lost())
             with _told_of_a_complete_epoch(state):
                 result = function(state, *args, **kwargs)

@@ -166,6 +166,7 @@ class HiddenStateLook:
 
     Attributes:
         findings: all findings that were reported.
+        has_ended: whether later commits need no look, because nothing can be watched.
 
     Args:
         function: the training function as the script defines it.
@@ -199,6 +200,7 @@ class HiddenStateLook:
         self._started = math.inf  # when the first look began
         self._looked_at = 0  # the last commit with a look
         self._is_new_call = False
+        self.has_ended = False
         self.spent_s = 0.0
 
     def called(self) -> None:
@@ -242,12 +244,12 @@ class HiddenStateLook:
         self._looked_at = self._commits
         self._began = time.thread_time() - self.spent_s
         try:
-            goes_on = look()
+            self.has_ended = not look()
         except Exception as error:
             _not_done(error)
-            return False
+            self.has_ended = True
         self.spent_s = time.thread_time() - self._began
-        return goes_on
+        return not self.has_ended
 
     def _is_due(self) -> bool:
         is_early = self._commits <= self._last or self._commits in _LATER
