@@ -257,6 +257,12 @@ def test_single_exit_code_is_explained(capsys: pytest.CaptureFixture[str]) -> No
     assert json.loads(explained("variables", capsys))[0]["name"] == "ROLE"
 
 
+def test_single_variable_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "node_timeout"]) == 0
+    assert "NODE_TIMEOUT  default: 5; value: seconds" in capsys.readouterr().out
+    assert [one["name"] for one in json.loads(explained("NODE_TIMEOUT", capsys))] == ["NODE_TIMEOUT"]
+
+
 def explained(topic: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert main(["explain", topic, "--json"]) == 0
     return capsys.readouterr().out

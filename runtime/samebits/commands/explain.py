@@ -258,9 +258,9 @@ def main(arguments: Sequence[str]) -> int:
         prog="samebits explain",
         description="Print every environment variable of a job, the meaning of each exit code, or the causes of "
         "failures and the job's reaction to each, beginning with your own causes (CAUSE_TABLE). A number explains "
-        "one exit code.",
+        "one exit code, and a variable's name that variable.",
     )
-    parser.add_argument("topic", metavar="|".join((*_TOPICS, "CODE")))
+    parser.add_argument("topic", metavar="|".join((*_TOPICS, "CODE", "VARIABLE")))
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a list of JSON objects")
     form.add_argument("--markdown", action="store_true", help="print the table of the page in docs/")
@@ -272,6 +272,8 @@ def main(arguments: Sequence[str]) -> int:
         _exit_codes(EXIT_CODES, options)
     elif options.topic == "causes":
         _causes(options)
+    elif row := next((one for one in config.environment_rows() if one[0] == options.topic.upper()), None):
+        _variable(row, options)
     else:
         _exit_codes(_of_number(options.topic, parser), options)
     return 0
@@ -279,7 +281,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _of_number(text: str, parser: argparse.ArgumentParser) -> tuple[ExitCode, ...]:
     if not (text.isdecimal() and text.isascii() and len(text) <= 3):
-        parser.error(f"{text[:40]!r}: expected {', '.join(_TOPICS)} or an exit code")
+        parser.error(f"{text[:40]!r}: expected {', '.join(_TOPICS)}, an exit code or a variable's name")
     found = tuple(one for one in EXIT_CODES if one.code == int(text))
     if not found:
         raise UsageError(
@@ -294,6 +296,15 @@ def _variables(options: argparse.Namespace) -> None:
         print(json.dumps([dict(zip(_COLUMNS, row, strict=True)) for row in config.environment_rows()]))
     else:
         print(config.environment_table_zh() if options.zh else config.environment_table())
+
+
+def _variable(row: Sequence[str], options: argparse.Namespace) -> None:
+    if options.json:
+        print(json.dumps([dict(zip(_COLUMNS, row, strict=True))]))
+        return
+    name, default, value, meaning = row
+    print(f"{name}  default: {default}; value: {value}")
+    print(textwrap.fill(meaning, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6))
 
 
 def _exit_codes(shown: Sequence[ExitCode], options: argparse.Namespace) -> None:

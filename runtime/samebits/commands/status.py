@@ -137,7 +137,7 @@ def _without_scheduler(view: JobView, settings: Settings) -> list[str]:
         told.append(why)
     if hosts:
         told.append(f"processes on {listed(hosts)} cannot be seen from here")
-    back = f"Fix: `{spelled('recover')}` brings the job back from step {view.step}"
+    back = f"Fix: `{spelled('recover')}` brings the job back"
     if view.ended is not None and view.ended.has_fix:
         back = f"{back.removeprefix('Fix: ')}, once the error below is corrected"
     if alive:
