@@ -85,7 +85,7 @@ def test_most_important_difference_comes_first() -> None:
             WEIGHT,
             WEIGHT._replace(value="00"),
             True,
-            "first in model.weight: most likely a gradient was used that is not",
+            "first in model.weight: most likely a rank has lost a value outside the state, or used a gradient",
         ),
         (
             EXTRA,

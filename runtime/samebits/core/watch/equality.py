@@ -173,6 +173,13 @@ _FIXES = {
 }
 
 
+_NOT_AVERAGED = "no DistributedDataParallel is in use and no collective has made the gradients equal"
+_FIX_OF_LOST = (
+    "Fix: find such values with `samebits run --check` and keep them in TorchState(…), or average every gradient "
+    "before optimizer.step()"
+)
+
+
 def _cause(part: Part, *, averages: bool) -> str:
     cause = {
         PartKind.STEPS: "a rank has stepped without the others",
@@ -180,10 +187,12 @@ def _cause(part: Part, *, averages: bool) -> str:
         PartKind.SETTING: "something outside the state sets it, such as a learning-rate schedule",
         PartKind.UNTRAINED: "this parameter is in no optimizer of the state, and something else changes it",
         PartKind.SHARED: "the state marks it as shared",
-    }.get(part.kind, "a gradient was used that is not the average of all ranks'")
-    if part.kind is PartKind.TRAINED and not averages:
-        cause = "no DistributedDataParallel is in use and no collective has made the gradients equal"
-    return f"most likely {cause}. {_FIXES[PartKind.TRAINED if part.kind is PartKind.LOOSE else part.kind]}"
+    }.get(part.kind, "")
+    fix = _FIXES[PartKind.TRAINED if part.kind is PartKind.LOOSE else part.kind]
+    if not cause and averages:
+        cause = "a rank has lost a value outside the state, or used a gradient that is not the average of all ranks'"
+        fix = _FIX_OF_LOST
+    return f"most likely {cause or _NOT_AVERAGED}. {fix}"
 
 
 @dataclass(slots=True)
