@@ -91,6 +91,17 @@ def test_value_that_begins_to_change_late_is_named_at_a_later_look(told: Told, m
     assert told.lines == [line]
 
 
+def test_setting_of_torch_that_changes_is_named(told: Told) -> None:
+    text = script(before="if state.step == 3:\n    torch.set_default_dtype(torch.float64)")
+    try:
+        told.run(text)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    [[found]] = told.findings
+    assert found.name == "torch's default dtype"
+    assert text.splitlines()[found.place.line] == "def train(state):", "the line before it decorates the function"
+
+
 def test_change_between_two_looks_is_named_when_the_function_is_called_again(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:

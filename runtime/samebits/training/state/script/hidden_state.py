@@ -69,6 +69,13 @@ NAMED = 5
 _MOST_MESSAGES = 8
 HIDDEN_MESSAGES = "_hidden"
 """The name of the messages in a point; no value of a state can have it."""
+_SETTINGS: dict[str, Callable[[], object]] = {
+    "torch's default dtype": torch.get_default_dtype,
+    "torch's default device": torch.get_default_device,
+    "torch's number of threads": torch.get_num_threads,
+    "torch's deterministic algorithms": torch.are_deterministic_algorithms_enabled,
+}
+"""Settings of the process that decide the bits, and that a process which takes its place has as at its start."""
 _ATOMS = (int, float, bool, str, bytes, type(None))
 _OF_OPTIMIZERS = ("state", "param_groups", "defaults")
 """Attributes of an optimizer that a recovery restores, or that no step changes."""
@@ -200,6 +207,7 @@ class HiddenStateLook:
         self._started = math.inf  # when the first look began
         self._looked_at = 0  # the last commit with a look
         self._is_new_call = False
+        self._settings: dict[str, object] = {}
         self.has_ended = False
         self.spent_s = 0.0
 
@@ -268,7 +276,8 @@ class HiddenStateLook:
             self._watched = self._find(frames.values(), handled)[:_MOST_WATCHED]
             self._prints = self._fingerprints(frames, handled)
             self._epochs = epochs_of(state)
-            return bool(self._watched)
+            self._settings = {name: read() for name, read in _SETTINGS.items()}
+            return True
         prints = self._fingerprints(frames, handled)
         for one, before in self._prints.items():
             if one in prints and prints[one] != before:
@@ -279,6 +288,16 @@ class HiddenStateLook:
         if self._commits >= _LAST:
             self._report()
         return True
+
+    def _changed_settings(self) -> list[HiddenChange]:
+        """Return the settings that have changed since the first look, at the training function's first line."""
+        code: types.CodeType = self._function.__code__  # else there is no frame to look at
+        place = SourceLine(code.co_filename, code.co_firstlineno)
+        return [
+            HiddenChange(name, "", place)
+            for name, first in self._settings.items()
+            if name not in self._told and _SETTINGS[name]() != first
+        ]
 
     def _begin_again(self, *, compares: bool) -> bool:
         """Compare with the current values from now on, since the current call has created some of them.
@@ -299,8 +318,7 @@ class HiddenStateLook:
                 if one in self._prints and now != self._prints[one] and not _is_local(one)
             }
         self._prints |= prints
-        if self._moved:
-            self._report()
+        self._report()
         return True
 
     def _find(self, frames: Iterable[types.FrameType], handled: _Handled) -> list[_Watched]:
@@ -396,10 +414,11 @@ class HiddenStateLook:
         return MISSING if handled.is_state(value) or handled.is_handled(value) else value
 
     def _report(self) -> None:
-        findings: list[HiddenChange] = []
         assert self._script is not None
         moved = sorted(self._moved, key=lambda one: self._line_of(one) is None)
         self._moved.clear()
+        findings = self._changed_settings()
+        self._told |= {one.name for one in findings}
         holders = {place for one in moved for place in self._places[one][:-1]}
         for one in moved:
             finding, place = self._finding(one), self._places[one][-1]
