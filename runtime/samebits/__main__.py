@@ -164,6 +164,7 @@ def _relay(arguments: Arguments) -> int:
     import argparse
 
     from samebits import config
+    from samebits.option_types import seconds
     from samebits.service import log
     from samebits.service.relay import RelayService
 
@@ -172,7 +173,7 @@ def _relay(arguments: Arguments) -> int:
         description="Pass the messages of this host's workers to the scheduler over one connection, until SIGTERM. "
         "Here and in the workers, SCHED_HOST=relay:127.0.0.1:8119,<the scheduler's host> names both.",
     )
-    parser.add_argument("--linger", type=float, metavar="S", help="exit after S seconds without a worker")
+    parser.add_argument("--linger", type=seconds, metavar="S", help="exit after S seconds without a worker")
     options = parser.parse_args(arguments)
     settings, warnings = config.read(role_required=False)
     log.set_up("relay")

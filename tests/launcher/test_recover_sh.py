@@ -171,13 +171,13 @@ def test_scheduler_that_gave_up_while_the_workers_started_is_started_too(job: Sh
     for name in WORKERS:
         job.kill(name)
     recover = job.recover()
-    recover.wait_for("the scheduler gave the job up")
+    recover.wait_for("the scheduler gave up")
     slow.unlink()
     job.wait_training(generation=2)
     job.let_finish()
     assert recover.end() == 0, recover.text
     assert "starting worker 0, worker 1, worker 2\n" in recover.text
-    assert "the scheduler gave the job up while its workers were starting" in recover.text
+    assert "the scheduler gave up while the workers were starting" in recover.text
     assert "starting the scheduler\n" in recover.text
     assert shell.end() in (0, 77), shell.text
 
@@ -235,7 +235,7 @@ def test_other_jobs_scheduler_on_the_same_port_is_ignored(job: ShellJob, new_job
     assert "(second)" not in status.text, "the other's processes would be taken for this job's"
     assert "no scheduler answers at" in status.text
     recover = job.recover()
-    recover.wait_for("on SCHED_PORT=.* the scheduler of job .* answers, but this folder belongs to job")
+    recover.wait_for("the scheduler at SCHED_PORT=.* serves job .*, but this folder belongs to job")
     recover.wait_for("the scheduler .* ended with status 75: .*; training continues without it")
     recover.send(signal.SIGINT)
     assert recover.end() == 78, recover.text

@@ -81,7 +81,7 @@ def test_recovered_worker_of_an_earlier_job_is_refused_alone(
     first = started(later, job.port, 0, "--steps", "10")
     first.wait_for("waiting for worker 1")
     stale = other.recover()
-    stale.wait_for(r"on SCHED_PORT=\d+ the scheduler of job .* answers, but this folder belongs to job ")
+    stale.wait_for(r"the scheduler at SCHED_PORT=\d+ serves job .*, but this folder belongs to job ")
     assert stale.end() == RefusedError.exit_code, stale.text
     assert re.search(r"belongs to job \S+, this scheduler runs job \S+", other.log("worker_1")), stale.text
     (tmp_path / "later share").mkdir()

@@ -23,7 +23,7 @@ from tests.system.processes import environment_of_tests, found_below, free_port
 pytestmark = pytest.mark.system
 
 SCRIPT = """
-import hashlib, os, pathlib, signal
+import hashlib, os, pathlib, signal, time
 import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -226,8 +226,10 @@ def test_change_shortly_before_a_loss_is_named_by_a_survivor(shell: Shell) -> No
 def test_change_that_no_process_survives_is_named_before_and_after(shell: Shell) -> None:
     end = """
             if state.completed_steps == 23 and not pathlib.Path(f"killed{samebits.get_rank()}").exists():
-                pathlib.Path(f"killed{samebits.get_rank()}").touch()
                 state.flush()
+                pathlib.Path(f"killed{samebits.get_rank()}").touch()
+                while len(list(pathlib.Path().glob("killed?"))) < 2:  # a survivor would keep the value
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)"""
     script, line = changed_late(20, end)
     shell.run("all", script, "--spares", "0")
