@@ -180,6 +180,6 @@ def test_folder_of_an_ended_job_without_a_journal_neither_shows_nor_stops_a_late
     assert ps.end() == 0 and ps.text.count("gone") == 4, ps.text
     stop = ended.tool("stop")
     assert stop.end() == UsageError.exit_code, stop.text
-    assert f"the scheduler of job {second} (" in stop.text and f"this folder belongs to job {first}" in stop.text
+    assert f"serves job {second} (" in stop.text and f"this folder belongs to job {first}" in stop.text
     later.let_finish()
     assert shell.end() == 0, shell.text

@@ -104,7 +104,7 @@ def test_taken_port_is_an_error_that_names_its_holder(ends: Ends) -> None:
         ),
         (
             errno.EADDRNOTAVAIL,
-            "(Cannot assign requested address): that is not an address of this",
+            "(Cannot assign requested address): it is not an address of this",
             "Fix: set SCHED_BIND to",
         ),
         (errno.ENETDOWN, "(Network is down). Fix: set SCHED_BIND to", "or SCHED_PORT to another port"),
