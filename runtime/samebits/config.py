@@ -11,6 +11,7 @@ import ipaddress
 import os
 import re
 import shlex
+import uuid
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -555,6 +556,11 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
     shared = (one for one in VARIABLES if not one.secret and one.scope is not Scope.PROCESS)
     names = [prefix + one.name for one in shared for prefix in ("", PREFIX)]
     return {name: environ[name] for name in names if name in environ}
+
+
+def random_node_id() -> str:
+    """Return a name for a worker without a NODE_ID; digits alone would name a slot or a spare."""
+    return f"n{uuid.uuid4().hex[:11]}"
 
 
 def environment_of_job(told: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:

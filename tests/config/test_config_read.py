@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import typing
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -648,3 +649,8 @@ def test_our_own_variables_are_at_most_fifty() -> None:
     ascends = {"PROCESS_RECOVER", "POD_RESCHEDULING"}
     later = {"SHARD_COPY_EVERY"}
     assert len({variable.name for variable in VARIABLES} - ascends - later) <= 50
+
+
+def test_random_node_id_names_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=0))  # its hexadecimal digits are all decimal
+    assert not config.random_node_id().isdigit()

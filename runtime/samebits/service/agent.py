@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TypeVar
 
+from samebits import config
 from samebits.config import Settings, fixed_settings
 from samebits.core.agent.agent_core import AgentCore, AgentPolicy
 from samebits.core.agent.agent_events import (
@@ -145,7 +146,7 @@ class Agent:
     """
 
     def __init__(self, settings: Settings, job_name: str, device: str) -> None:
-        self.node = settings.node_id or f"{uuid.uuid4().hex[:12]}"
+        self.node = settings.node_id or config.random_node_id()
         self.session = uuid.uuid4().hex
         self.step = 0
         self.commits = 0

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import NoReturn, Protocol
@@ -174,7 +173,7 @@ def _settings_of(parameters: RendezvousParameters) -> tuple[Settings, dict[str, 
     if timeout_s is not None:
         told["TOPO_TIMEOUT"] = str(timeout_s)
     environment = config.environment_of_job(told)
-    settings, warnings = config.read({"NODE_ID": uuid.uuid4().hex[:12], **environment, "ROLE": "worker"})
+    settings, warnings = config.read({"NODE_ID": config.random_node_id(), **environment, "ROLE": "worker"})
     for warning in warnings:
         log.warn(warning)
     log_dir = str(settings.recovery_path)  # otherwise a later job in this folder would find this job's logs
