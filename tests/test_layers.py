@@ -113,7 +113,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "torchx": (),
     # The one part of the launcher with which torchrun's agents keep their job's scheduler running.
     "integrations": ("launcher.kept_scheduler", "training"),
-    "__main__": ("__version__", "commands", "config", "dashboard", "net", "service", "spelling", "store"),
+    "__main__": (
+        "__version__",
+        "commands",
+        "config",
+        "dashboard",
+        "net",
+        "option_types",
+        "service",
+        "spelling",
+        "store",
+    ),
 }
 """What each package may import besides ``errors``, ``named_file``, ``printable`` and ``strict_json``, which all may."""
 

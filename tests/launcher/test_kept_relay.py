@@ -100,7 +100,7 @@ def test_killed_relay_is_restarted_and_no_step_is_lost(job: ShellJob, training: 
     for node in range(3):
         training.wait_until(lambda node=node: "is reachable again" in job.log(f"worker_{node}"))  # type: ignore[misc]
     job.kill("worker_1")  # its replacement connects to the new relay
-    training.wait_until(lambda: served_by(relay(job)) == 1)
+    training.wait_until(lambda: served_by(relay(job)) >= 1)  # others may have returned to it as well
     job.let_finish()
     assert training.end() == 0, training.text
 

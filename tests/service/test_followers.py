@@ -79,3 +79,25 @@ def test_progress_is_pushed_in_turns_and_other_changes_at_once(
     assert tells(2, FOLLOW_INTERVAL_S) == 0, "that is what it was sent last"
     assert tells(3, 0.0, changed=True) == 1
     assert len({message for _, message in told[1:]}) == 3
+
+
+def test_last_state_is_pushed_even_right_after_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter(range(1000))
+    monkeypatch.setattr(clock, "now_s", lambda: float(next(times)))  # a snapshot takes a second, and is reused for nine
+    house, followers, told = training_house(2), Followers(), list[Status]()
+
+    class Line:
+        def send(self, _: str, message: Status) -> bool:
+            told.append(message)
+            return True
+
+    line: Any = Line()
+    followers.ask("peer", follow=True)
+    followers.tell(line, house.core, changed=True)
+    before = told[-1]
+    house.beat("0", step=1)
+    house.beat("1", step=1)
+    followers.tell(line, house.core, changed=True)
+    assert told[-1] == before, "it is owed"
+    followers.tell_last(line, house.core)
+    assert told[-1] != before

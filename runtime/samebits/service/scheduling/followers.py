@@ -107,6 +107,11 @@ class Followers:
         if self._following:
             self._push(server, core, changed=changed or self._is_owed)
 
+    def tell_last(self, server: Server, core: SchedulerCore) -> None:
+        """Answer and push with the final state, even if the latest snapshot is recent: no later pass does so."""
+        self._whole, self._pushed = _Snapshot(whole=True), _Snapshot(whole=False)
+        self.tell(server, core, changed=True)
+
     def tell_of_wait(self, server: Server, core: SchedulerCore, why: str) -> None:
         """Push the last snapshot with a warning, while the scheduler waits for its journal.
 

@@ -342,6 +342,7 @@ class SchedulerService:
             self._carry_out(server, journal, core, this_pass)
             decided_at = now
             if this_pass.ended is not None:
+                self._followers.tell_last(server, core)
                 self._see_off(server, core)
                 return this_pass.ended
 
