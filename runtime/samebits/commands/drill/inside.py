@@ -156,14 +156,21 @@ def _hang(_: dict[str, Any]) -> None:
         time.sleep(1.0)
 
 
-def _flip(order: dict[str, Any]) -> None:
-    """Flip one bit of a mantissa, as faulty memory might without being detected by the machine."""
+def _drawn(order: dict[str, Any]) -> tuple[Any, str, Any]:
+    """Return torch, and the trained parameter that the order draws; None, and report it, if there is none."""
     torch: Any = sys.modules.get("torch")
     found = [] if torch is None else _parameters(torch)
     if not found:
         _did("")
+        return torch, "", None
+    return torch, *found[int(order["draw"] * len(found))]
+
+
+def _flip(order: dict[str, Any]) -> None:
+    """Flip one bit of a mantissa, as faulty memory might without being detected by the machine."""
+    torch, name, parameter = _drawn(order)
+    if parameter is None:
         return
-    name, parameter = found[int(order["draw"] * len(found))]
     _did(f"{_flipped(torch, parameter, order['draw'])} of {name}")
 
 
@@ -185,12 +192,9 @@ def _memory(torch: Any, tensor: Any) -> Any:
 
 def _stale(order: dict[str, Any]) -> None:
     """Reset one parameter to its present value once a step has changed it."""
-    torch: Any = sys.modules.get("torch")
-    found = [] if torch is None else _parameters(torch)
-    if not found:
-        _did("")
+    torch, name, parameter = _drawn(order)
+    if parameter is None:
         return
-    name, parameter = found[int(order["draw"] * len(found))]
     memory = _memory(torch, parameter.detach())
     old = memory.clone()
 
