@@ -42,7 +42,7 @@ from benchmarks.recovery_trials import WORLD_SIZE, last_s, wait_until_training
 from benchmarks.report import MISSING, Progress, Report, median, table
 
 RECOVERED_WITHIN_S = 60.0
-WHOLE_RUN_S = 600.0
+WHOLE_RUN_S = 900.0
 """One more trial of each launcher begins only if it is likely to end within this time."""
 WATCHED_S = 10.0
 """Ranks that make no step for this long after the coordinator was killed count as stopped."""
@@ -51,18 +51,35 @@ _PAGES = ("docs/explanation/comparison.md", "docs/explanation/comparison.zh-CN.m
 BEGIN, END = "<!-- launchers:begin -->\n", "<!-- launchers:end -->"
 
 
+def _kill_pid(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that runs.
+
+    Attributes:
+        coordinator: finds the coordinator's pid.
+        kill: kills a rank by its pid; also restarts it if that is the user's task under this launcher.
+    """
+
+    coordinator: Callable[[], int]
+    kill: Callable[[int], None] = _kill_pid
+
+
 @dataclass(frozen=True, slots=True)
 class Launcher:
     """A way to start the job.
 
     Attributes:
         name: its name in the table.
-        start: starts the job on a stage; returns a function that finds the coordinator's pid.
+        start: starts the job on a stage.
         needs: returns what prevents this launcher from taking part, or an empty string.
     """
 
     name: str
-    start: Callable[[Stage, str], Callable[[], int]]
+    start: Callable[[Stage, str], Job]
     needs: Callable[[str], str] = lambda python: ""
 
 
@@ -108,7 +125,7 @@ def descendant(pid: int, *words: str) -> int:
 
 def torchrun(
     worker: Sequence[str], backend: str, program: Sequence[str] = ("-m", "torch.distributed.run"), conf: str = ""
-) -> Callable[[Stage, str], Callable[[], int]]:
+) -> Callable[[Stage, str], Job]:
     """Return the starter for torchrun with a rendezvous backend.
 
     Args:
@@ -118,7 +135,7 @@ def torchrun(
         conf: the value of ``--rdzv-conf``, in which ``{folder}`` is replaced by the stage's folder.
     """
 
-    def start(stage: Stage, python: str) -> Callable[[], int]:
+    def start(stage: Stage, python: str) -> Job:
         port, flags = free_port(), [f"--nproc-per-node={WORLD_SIZE}", "--max-restarts=100"]
         flags += [f"--rdzv-backend={backend}", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=benchmark"]
         flags += [f"--rdzv-conf={conf.format(folder=stage.folder)}"] if conf else []
@@ -126,17 +143,21 @@ def torchrun(
         command = [python, *program, *flags, *worker]
         agent = stage.start(backend, command, variables, is_parent=True)
         if backend != "samebits":
-            return lambda: agent.pid
-        return lambda: descendant(agent.pid, "samebits", "scheduler")
+            return Job(lambda: agent.pid)
+        return Job(lambda: descendant(agent.pid, "samebits scheduler"))
 
     return start
 
 
-def torchft(stage: Stage, python: str) -> Callable[[], int]:
+def torchft(stage: Stage, python: str) -> Job:
     start = start_torchft(stage, python)
-    for rank in range(WORLD_SIZE):
-        start(rank)
-    return lambda: stage.pids()["lighthouse"]
+    ranks = {start(rank): rank for rank in range(WORLD_SIZE)}
+
+    def restart(pid: int) -> None:
+        stage.end(worker_name(ranks[pid]))
+        start(ranks[pid])
+
+    return Job(lambda: stage.pids()["lighthouse"], restart)
 
 
 def _cluster(stage: Stage, python: str) -> str:
@@ -149,25 +170,25 @@ def _cluster(stage: Stage, python: str) -> str:
     return f"127.0.0.1:{port}"
 
 
-def ray_train(stage: Stage, python: str) -> Callable[[], int]:
+def ray_train(stage: Stage, python: str) -> Job:
     variables = {**_path(), "RAY_ADDRESS": _cluster(stage, python), "RAY_TRAIN_V2_ENABLED": "1"}
     stage.start("ray-train", [python, *worker_module("ray_train")[1:]], variables, is_parent=True)
-    return lambda: descendant(stage.pids()["ray-cluster"], "ray::TrainController")
+    return Job(lambda: descendant(stage.pids()["ray-cluster"], "ray::TrainController"))
 
 
-def ray_samebits(stage: Stage, python: str) -> Callable[[], int]:
+def ray_samebits(stage: Stage, python: str) -> Job:
     variables = {**_path(), "RAY_ADDRESS": _cluster(stage, python), "REGISTER_COOLDOWN": "0"}
     words = ["--on", "ray", "-n", str(WORLD_SIZE), "--spares", "1", *worker_module("recovery")[1:]]
     stage.start("ray-samebits", [python, "-m", "samebits", "run", *words], variables, is_parent=True)
-    return lambda: descendant(stage.pids()["ray-cluster"], "samebits", "scheduler")
+    return Job(lambda: descendant(stage.pids()["ray-cluster"], "samebits scheduler"))
 
 
-def plain(stage: Stage, python: str) -> Callable[[], int]:
+def plain(stage: Stage, python: str) -> Job:
     shared = {**_path(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(WORLD_SIZE)}
     for rank in range(WORLD_SIZE):
         command = [python, *worker_module("recovery")[1:], "plain"]
         stage.start(worker_name(rank), command, {**shared, "RANK": str(rank)})
-    return os.getpid
+    return Job(os.getpid)
 
 
 _LM_RESILIENCY = """
@@ -213,7 +234,7 @@ def measure(launcher: Launcher, python: str, rng: random.Random) -> Row:
         stage = stack.enter_context(_quiet(Stage()))
         channel = stage.channel
         try:
-            coordinator = launcher.start(stage, python)
+            job = launcher.start(stage, python)
             steps = wait_until_training(stage, WORLD_SIZE, rng)
         except (TimeoutError, ChildProcessError) as error:
             return Row(problem=_last_line(stage) or str(error))
@@ -221,9 +242,10 @@ def measure(launcher: Launcher, python: str, rng: random.Random) -> Row:
         if launcher is PLAIN:
             return Row(step_ms=step_ms)
         victim = rng.choice(sorted(channel.reached))
-        highest = max(channel.reached.values())
         killed_s = time.monotonic()
-        os.kill(victim, signal.SIGKILL)
+        job.kill(victim)
+        channel.drain()
+        highest = max(one.step or 0 for one in channel.select("stepped") if one.at_s <= killed_s)
         try:
             channel.wait_for(
                 lambda: len(_beyond(channel, highest, victim)) == WORLD_SIZE, RECOVERED_WITHIN_S, "the recovery"
@@ -231,7 +253,7 @@ def measure(launcher: Launcher, python: str, rng: random.Random) -> Row:
         except (TimeoutError, ChildProcessError) as error:
             return Row(step_ms=step_ms, problem=str(error))
         total_s, redone = evaluate(channel, highest, killed_s, _beyond(channel, highest, victim))
-        return Row(total_s, redone, step_ms, _outlives(stage, coordinator(), stack))
+        return Row(total_s, redone, step_ms, _outlives(stage, job.coordinator(), stack))
 
 
 def _beyond(channel: Channel, highest: int, victim: int) -> frozenset[int]:
@@ -434,8 +456,11 @@ def measured_rows(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, l
             break
         undisturbed.append(measure(PLAIN, arguments.peers, rng))
         for launcher in chosen:
+            earlier = rows.setdefault(launcher.name, [])
+            if any(row.problem for row in earlier):
+                continue
             row = measure(launcher, arguments.peers, rng)
-            rows.setdefault(launcher.name, []).append(row)
+            earlier.append(row)
             progress.say(f"trial {trial + 1}, {launcher.name}: {row}")
     return undisturbed, rows
 

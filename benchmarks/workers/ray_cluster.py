@@ -11,7 +11,7 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": WORLD_SIZE + 1, "object_store_memory": 80_000_000, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "port": int(sys.argv[1])})
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "gcs_server_port": int(sys.argv[1])})
     sys.stdin.read()
     cluster.shutdown()
 

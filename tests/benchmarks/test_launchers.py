@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import sys
 from pathlib import Path
 
+import pytest
+
+from benchmarks import launchers
 from benchmarks.launchers import (
     BEGIN,
     END,
@@ -50,6 +54,20 @@ def test_launcher_that_lacks_a_module_or_fails_is_a_row_with_its_line() -> None:
     )
     failed = measure(Launcher("failing", fails), sys.executable, random.Random(1))
     assert failed == Row(problem="ValueError: this needs an accelerator")
+
+
+def test_launcher_that_failed_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def measured(launcher: Launcher, python: str, rng: random.Random) -> Row:
+        tried.append(launcher.name)
+        return Row(problem="no accelerator") if launcher.name == "torchft" else Row(step_ms=1.0)
+
+    monkeypatch.setattr(launchers, "measure", measured)
+    arguments = argparse.Namespace(seed=1, only="torch", quick=False, peers=sys.executable)
+    undisturbed, rows = launchers.measured_rows(arguments)
+    assert (len(undisturbed), tried.count("torchft"), tried.count("torchrun c10d")) == (3, 1, 3)
+    assert len(rows["torchft"]) == 1
 
 
 ROWS = {
