@@ -94,7 +94,7 @@ def _moved(view: JobView) -> bool:
 
 
 def test_worker_whose_ssh_dies_leaves_and_is_replaced(job: ShellJob, server: SshServer) -> None:
-    """As when the network between driver and host breaks: the worker runs on without a launcher."""
+    """A dead ssh stands for a broken network to the host, where the worker keeps running without a launcher."""
     hosts(job, "localhost:1", "b:1")
     shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}")
     first = job.wait_view(lambda view: trains(view, "0", "1")).node("1")

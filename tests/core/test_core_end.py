@@ -592,7 +592,7 @@ def test_register_keeps_the_emptied_job_alive() -> None:
 
 
 def test_process_that_waits_on_a_busy_host_is_told_of_the_end_though_it_has_not_asked_again() -> None:
-    """Otherwise it takes the address, free again, for that of a job of its own."""
+    """A process that is not notified would use the free address for a job of its own."""
     house = training_house(1)
     house.register("another", session="waits")
     retry_after_s = house.refusal("waits").retry_after_s

@@ -1,6 +1,6 @@
 """``python peer.py RANK FOLDER``: two ranks connected by the device's own backend; rank 0 waits for rank 1, which dies.
 
-Whoever starts both kills rank 1 when ``waiting`` is in the folder, and then makes ``killed``. Rank 0's last line is
+The test that starts both kills rank 1 when ``waiting`` is in the folder, and then makes ``killed``. Rank 0's last line is
 JSON: the seconds from the break until its thread has left the collective, and until the next group has added up.
 """
 

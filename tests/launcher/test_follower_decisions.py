@@ -143,7 +143,7 @@ def test_finished_job_ends_with_0_when_nothing_runs_any_more() -> None:
 def test_follower_on_another_host_than_the_scheduler_recognises_a_finished_job(
     last: int | None, outcome: tuple[EndKind | None, int]
 ) -> None:
-    """It has no journal, and the scheduler may have gone before it reported more than the end of training."""
+    """The follower has no journal, and the scheduler may exit right after it reported the end of training."""
     scene = Scene()
     scene.heard(view(training_finished=True))
     scene.scheduler_dies(Death())

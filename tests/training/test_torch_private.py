@@ -407,7 +407,7 @@ class _First:
 
 
 class _Second(_First):
-    """Likewise of ``ProcessGroupNCCL2`` and ``ProcessGroupNCCLLazy``."""
+    """The same interfaces of ``ProcessGroupNCCL2`` and ``ProcessGroupNCCLLazy``."""
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         if name.startswith("_group_"):

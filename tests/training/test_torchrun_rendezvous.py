@@ -97,7 +97,7 @@ def scheduler_in(folder: Path) -> ProcessIdentity:
 
 
 def all_meet(pool: ThreadPoolExecutor, *agents: RendezvousHandler) -> list[RendezvousInfo]:
-    """Their next rendezvous, by node rank."""
+    """Return the agents' next rendezvous, by node rank."""
     found = list(pool.map(lambda one: one.next_rendezvous(), agents, timeout=WAIT_S))
     return sorted(found, key=lambda info: info.rank)
 

@@ -395,7 +395,7 @@ def test_slots_of_dead_jobs_are_swept_after_an_hour(tmp_path: Path) -> None:
 
 
 def test_unavailable_memory_is_refused_and_freed(tmp_path: Path, repository: Path) -> None:
-    """As with a /dev/shm of 64 MB: the file cannot grow to that size."""
+    """The file cannot grow to that size, as with a /dev/shm of 64 MB."""
     program = (
         "import resource, sys\n"
         "from pathlib import Path\n"
