@@ -208,7 +208,7 @@ def test_message_to_another_incarnation_is_ignored() -> None:
     assert desk.ready.notices == []
 
 
-def test_waiting_worker_is_told_once_per_change_what_it_waits_for() -> None:
+def test_waiting_worker_learns_once_per_change_what_it_waits_for() -> None:
     desk = waiting()
     desk.opens(missing="1, 2")
     assert desk.ready.notices == [Waits("because; waiting for 1, 2")]

@@ -151,7 +151,7 @@ def test_close_after_the_failed_collective_is_final_too() -> None:
     assert house.records(SeatLost)
 
 
-def test_failed_collective_is_no_evidence_against_open_connections() -> None:
+def test_failed_collective_loses_no_member_with_an_open_connection() -> None:
     house = training_house(3)
     house.beat("0", Activity.WAITING)
     house.tick()

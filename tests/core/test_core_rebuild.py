@@ -313,7 +313,7 @@ def refusals(house: House) -> set[Refusal]:
     return {send.message.refusal for send in house.ready.sends if isinstance(send.message, Refused)}
 
 
-def test_half_is_no_majority() -> None:
+def test_half_of_the_members_is_not_a_majority() -> None:
     house = empty_house()
     report(house, 0)
     report(house, 1)

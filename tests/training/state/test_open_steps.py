@@ -127,7 +127,7 @@ def test_new_gradient_is_never_taken_for_the_old_one() -> None:
         state.optimizer.zero_grad()
 
 
-def test_step_skipped_by_a_gradient_scaler_is_no_step_and_its_commit_waits() -> None:
+def test_step_skipped_by_a_gradient_scaler_does_not_count_and_its_commit_waits() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)

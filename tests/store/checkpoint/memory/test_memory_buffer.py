@@ -47,7 +47,7 @@ def found_steps(base: Path, job: str = JOB) -> list[int]:
 # ---- the header
 
 
-def test_header_round_trip_and_zeros_are_no_header() -> None:
+def test_header_round_trip_and_zeros_are_not_a_header() -> None:
     assert decode_header(HEADER.encode(), FILE_BYTES) == HEADER
     assert decode_header(bytes(len(HEADER.encode())), FILE_BYTES) is None
     assert decode_header(b"", FILE_BYTES) is None
