@@ -105,8 +105,12 @@ def people(measured: Mapping[str, Measured]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three intervals; of the smallest model, 0.4 million")
-    parser.add_argument("--workload", nargs="+", choices=list(INTERVALS), help=f"default: {' '.join(USUAL)}")
+    parser.add_argument(
+        "--quick", action="store_true", help="measure three intervals, with the smallest model (0.4 million parameters)"
+    )
+    parser.add_argument(
+        "--workload", nargs="+", choices=list(INTERVALS), help=f"models to train (default: {' '.join(USUAL)})"
+    )
     options = parser.parse_args()
     names = options.workload or (QUICK if options.quick else USUAL)
     progress = Progress(f"AUDIT={EVERY} of {', '.join(names)}, {WORLD_SIZE} ranks")

@@ -118,7 +118,7 @@ def report(loads: Sequence[Load], found: dict[str, dict[str, Run]]) -> Report:
 def main() -> int:
     """Return 0 if no policy changed direction more often than its load."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.autoscale", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="as all benchmarks have it: this one takes seconds anyway")
+    parser.add_argument("--quick", action="store_true", help="no effect: this benchmark always takes only seconds")
     parser.parse_args()
     limits = POLICIES["by CPU"]
     loads = all_loads(limits.settle_s, limits.shrink_after_s)

@@ -273,23 +273,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.campaign", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="KIND", help=", ".join(names))
-    parser.add_argument("--job", nargs="+", choices=jobs, default=jobs, metavar="JOB", help=", ".join(jobs))
     parser.add_argument(
-        "--who", nargs="+", choices=systems, default=[OURS], metavar="NAME", help=f"{', '.join(systems)} ({OURS})"
+        "--only", nargs="+", choices=names, default=names, metavar="KIND", help=f"faults to inject: {', '.join(names)}"
+    )
+    parser.add_argument(
+        "--job", nargs="+", choices=jobs, default=jobs, metavar="JOB", help=f"jobs to run: {', '.join(jobs)}"
+    )
+    parser.add_argument(
+        "--who",
+        nargs="+",
+        choices=systems,
+        default=[OURS],
+        metavar="NAME",
+        help=f"systems to test: {', '.join(systems)} (default: {OURS})",
     )
     parser.add_argument(
         "--peer",
         type=interpreter,
         default=sys.executable,
         metavar="PYTHON",
-        help="that has the peers other than torchrun (default: this)",
+        help="Python interpreter in which the systems other than torchrun are installed (default: this one)",
     )
-    parser.add_argument("--per-job", type=int, default=1, metavar="N", help="kinds of fault in one job (default 1)")
-    parser.add_argument("--quick", action="store_true", help=f"the digits, with {', '.join(QUICK)}")
-    parser.add_argument("--seed", type=int, default=1, help="decides steps, moments and ranks")
-    parser.add_argument("--into", type=Path, metavar="FILE", help="add each result to it, a line of JSON")
-    parser.add_argument("--of", type=Path, metavar="FILE", help="run nothing: the report of what is in it")
+    parser.add_argument(
+        "--per-job", type=int, default=1, metavar="N", help="number of kinds of fault in one job (default: 1)"
+    )
+    parser.add_argument("--quick", action="store_true", help=f"run only the digits example, with {', '.join(QUICK)}")
+    parser.add_argument("--seed", type=int, default=1, help="seed that selects steps, times and ranks (default: 1)")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="append each result to this file, as a line of JSON")
+    parser.add_argument("--of", type=Path, metavar="FILE", help="run nothing; report the results in this file")
     options = parser.parse_args(arguments)
     if options.per_job < 1:
         parser.error("--per-job: expected 1 or more")

@@ -176,16 +176,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.checkpoint", description=(__doc__ or "").partition("\n\n")[0]
     )
-    parser.add_argument("--quick", action="store_true", help=f"only {SIZES_QUICK[0]}, {ROUNDS_QUICK} rounds")
-    parser.add_argument("--size", nargs="+", help=f"of the state (default: {' '.join(SIZES)})")
-    parser.add_argument("--rounds", type=int, help=f"of everything (default: {ROUNDS})")
+    parser.add_argument("--quick", action="store_true", help=f"measure only {SIZES_QUICK[0]}, in {ROUNDS_QUICK} rounds")
+    parser.add_argument("--size", nargs="+", help=f"sizes of the state (default: {' '.join(SIZES)})")
+    parser.add_argument("--rounds", type=int, help=f"number of rounds (default: {ROUNDS})")
     parser.add_argument(
         "--directory",
         type=Path,
         default=Path(),
-        help="on the disk to measure; what is made there goes (default: this one)",
+        help="folder on the disk to measure; created files are removed (default: the current folder)",
     )
-    parser.add_argument("--device", choices=DEVICES, default="cpu", help="that the state is on (default: cpu)")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="device that holds the state (default: cpu)")
     arguments = parser.parse_args()
     sizes: Sequence[str] = arguments.size or (SIZES_QUICK if arguments.quick else SIZES)
     directory = arguments.directory.resolve()

@@ -121,7 +121,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.compiling", description=(__doc__ or "").partition("\n\n")[0]
     )
-    parser.add_argument("--trials", type=int, default=TRIALS, help=f"empty folders (default: {TRIALS})")
+    parser.add_argument(
+        "--trials", type=int, default=TRIALS, help=f"number of trials, each with an empty cache (default: {TRIALS})"
+    )
     arguments = parser.parse_args()
     found = measure(arguments.trials, Progress(f"{arguments.trials} trials of two jobs and two plain processes each"))
     report(found).print(people(found))

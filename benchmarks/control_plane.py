@@ -327,17 +327,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.control_plane", description=(__doc__ or "").partition("\n\n")[0]
     )
-    parser.add_argument("--quick", action="store_true", help=f"{TRIALS_QUICK} trials, at most {WORKERS_QUICK[-1]}")
-    parser.add_argument("--workers", type=int, nargs="+", help=f"simulated (default: {WORKERS})")
-    parser.add_argument("--trials", type=int, help=f"of each contestant (default: {TRIALS})")
-    parser.add_argument("--clients", type=int, default=CLIENTS, help=f"that play the workers (default: {CLIENTS})")
     parser.add_argument(
-        "--etcd", action="store_true", help="only a journal in an etcd, whose leader is killed, against one in a file"
+        "--quick", action="store_true", help=f"run {TRIALS_QUICK} trials with at most {WORKERS_QUICK[-1]} workers"
+    )
+    parser.add_argument("--workers", type=int, nargs="+", help=f"numbers of simulated workers (default: {WORKERS})")
+    parser.add_argument("--trials", type=int, help=f"number of trials of each system (default: {TRIALS})")
+    parser.add_argument(
+        "--clients",
+        type=int,
+        default=CLIENTS,
+        help=f"number of processes that simulate the workers (default: {CLIENTS})",
     )
     parser.add_argument(
-        "--relays", type=int, metavar="N", help="only a formation behind N relays, against one without any"
+        "--etcd", action="store_true", help="only compare a journal in etcd, whose leader is killed, with one in a file"
     )
-    parser.add_argument("--no-curve", action="store_true", help="leave CLUSTER_SECRET (CURVE, and MACs) out")
+    parser.add_argument(
+        "--relays",
+        type=int,
+        metavar="N",
+        help="only compare the formation of a group behind N relays with one without relays",
+    )
+    parser.add_argument(
+        "--no-curve",
+        action="store_true",
+        help="skip the measurements with CLUSTER_SECRET (CURVE and message authentication)",
+    )
     arguments = parser.parse_args()
     extent = Extent(
         workers=arguments.workers or (WORKERS_QUICK if arguments.quick else WORKERS),

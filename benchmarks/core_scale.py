@@ -365,8 +365,8 @@ def people(found: dict[str, Told], workers: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.core_scale", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help=f"{WORKERS_QUICK} workers")
-    parser.add_argument("--workers", type=int, help=f"how many (default: {WORKERS})")
+    parser.add_argument("--quick", action="store_true", help=f"simulate {WORKERS_QUICK} workers")
+    parser.add_argument("--workers", type=int, help=f"number of workers (default: {WORKERS})")
     arguments = parser.parse_args()
     workers = arguments.workers or (WORKERS_QUICK if arguments.quick else WORKERS)
     if workers < RANKS_A_HOST * SHARE:

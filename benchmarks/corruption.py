@@ -285,12 +285,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--draws", type=int, default=40, metavar="N", help="1 to 1000 (default 40)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the draws (default 1)")
-    parser.add_argument("--clean", type=int, default=0, metavar="STEPS", help="train these steps undisturbed instead")
-    parser.add_argument("--quick", action="store_true", help="8 draws")
-    parser.add_argument("--into", type=Path, metavar="FILE", help="add each result to it, a line of JSON")
-    parser.add_argument("--of", type=Path, metavar="FILE", help="measure nothing: the report of what is in it")
+    parser.add_argument(
+        "--draws", type=int, default=40, metavar="N", help="number of corruptions, from 1 to 1000 (default: 40)"
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the draws (default: 1)")
+    parser.add_argument(
+        "--clean", type=int, default=0, metavar="STEPS", help="instead, train this many steps without corruptions"
+    )
+    parser.add_argument("--quick", action="store_true", help="inject 8 corruptions")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="append each result to this file, as a line of JSON")
+    parser.add_argument("--of", type=Path, metavar="FILE", help="measure nothing; report the results in this file")
     options = parser.parse_args(arguments)
     if not 1 <= options.draws <= 1000:
         parser.error("--draws: expected 1 to 1000")

@@ -208,10 +208,15 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dashboard", description=__doc__)
     parser.add_argument("--painted-ranks", type=int, default=256)
-    parser.add_argument("--ranks", type=int, default=1000, help="while the scheduler's CPU time is measured")
-    parser.add_argument("--count", type=int, default=10, help="pages opened")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a window")
-    parser.add_argument("--quick", action="store_true", help="32 and 64 ranks, two pages, one window of 3 s")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=1000,
+        help="number of ranks while the scheduler's CPU time is measured (default: 1000)",
+    )
+    parser.add_argument("--count", type=int, default=10, help="number of pages to open (default: 10)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of a measurement in seconds (default: 20)")
+    parser.add_argument("--quick", action="store_true", help="measure 32 and 64 ranks, two pages, and once for 3 s")
     options = parser.parse_args()
     painted, ranks, count, windows, for_s = options.painted_ranks, options.ranks, options.count, 5, options.seconds
     if options.quick:

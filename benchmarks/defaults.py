@@ -123,10 +123,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.defaults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="one set of processes; of the smallest model, 0.4 million")
-    parser.add_argument("--workload", nargs="+", choices=list(BLOCKS), help=f"default: {' '.join(USUAL)}")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="run one set of processes, with the smallest model (0.4 million parameters)",
+    )
+    parser.add_argument(
+        "--workload", nargs="+", choices=list(BLOCKS), help=f"models to train (default: {' '.join(USUAL)})"
+    )
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--watcher", choices=list(WATCHERS), default="", help="the only one that is on")
+    parser.add_argument("--watcher", choices=list(WATCHERS), default="", help="enable only this kind of monitoring")
     options = parser.parse_args()
     what = f"{options.ranks} ranks, {options.watcher or 'all watchers'} on"
     progress, measured = Progress(f"{what}: steps/s in windows of {WINDOW_STEPS} steps"), dict[str, Turns]()

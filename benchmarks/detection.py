@@ -292,12 +292,18 @@ def _ratio(ours: dict[str, Any], name: str, other: float | None) -> float | None
 def main(arguments: Sequence[str] | None = None) -> int:
     names = [fault.name for fault in FAULTS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.detection", description=__doc__)
-    parser.add_argument("--times", type=int, default=5, metavar="N", help="of each fault (default 5)")
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="FAULT", help=", ".join(names))
-    parser.add_argument("--into", type=Path, metavar="FILE", help="add each trial to it, a line of JSON")
-    parser.add_argument("--of", type=Path, metavar="FILE", help="measure nothing: the report of what is in it")
-    parser.add_argument("--quick", action="store_true", help="one of each, and of torchrun's")
-    parser.add_argument("--who", nargs="+", choices=WHO, default=WHO, metavar="NAME", help=", ".join(WHO))
+    parser.add_argument(
+        "--times", type=int, default=5, metavar="N", help="inject each fault this many times (default: 5)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=names, default=names, metavar="FAULT", help=f"faults to inject: {', '.join(names)}"
+    )
+    parser.add_argument("--into", type=Path, metavar="FILE", help="append each trial to this file, as a line of JSON")
+    parser.add_argument("--of", type=Path, metavar="FILE", help="measure nothing; report the results in this file")
+    parser.add_argument("--quick", action="store_true", help="inject each fault once, also under torchrun")
+    parser.add_argument(
+        "--who", nargs="+", choices=WHO, default=WHO, metavar="NAME", help=f"systems to measure: {', '.join(WHO)}"
+    )
     name_torchft(parser)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)

@@ -293,13 +293,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.fleet", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="a shorter check with 4 real processes")
-    parser.add_argument("--check", type=int, nargs="*", metavar="N", help=f"sizes of real jobs (default: {CHECKED})")
-    parser.add_argument("--seconds", type=float, default=120.0, help="for each real job")
-    parser.add_argument("--every", type=float, default=10.0, help="seconds between kills in a real job")
-    parser.add_argument("--days", type=float, default=DAYS, help="for each simulated job")
-    parser.add_argument("--step", type=float, default=10.0, metavar="S", help="a simulated step")
-    parser.add_argument("--spares", type=float, default=0.01, metavar="SHARE", help="of the ranks; at least a rack")
+    parser.add_argument("--quick", action="store_true", help="run a shorter check with 4 real processes")
+    parser.add_argument(
+        "--check", type=int, nargs="*", metavar="N", help=f"also run real jobs of these sizes (default: {CHECKED})"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="duration of each real job in seconds (default: 120)"
+    )
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between kills in a real job (default: 10)")
+    parser.add_argument(
+        "--days", type=float, default=DAYS, help=f"duration of each simulated job in days (default: {DAYS:g})"
+    )
+    parser.add_argument(
+        "--step", type=float, default=10.0, metavar="S", help="duration of a simulated step in seconds (default: 10)"
+    )
+    parser.add_argument(
+        "--spares",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="share of the ranks that are spares, at least one rack (default: 0.01)",
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     progress = Progress(f"{', '.join(map(str, SIZES))} simulated ranks, {options.days:g} days each")

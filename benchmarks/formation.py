@@ -270,9 +270,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.formation", description=(__doc__ or "").partition("\n\n")[0]
     )
-    parser.add_argument("--quick", action="store_true", help=f"{TRIALS_QUICK} pairs, and no more than 4 workers")
+    parser.add_argument("--quick", action="store_true", help=f"run {TRIALS_QUICK} pairs with at most 4 workers")
     parser.add_argument("--trials", type=int, help=f"pairs at each world size (default: {TRIALS})")
-    parser.add_argument("--world-sizes", type=int, nargs="+", help=f"workers (default: {WORLD_SIZES})")
+    parser.add_argument("--world-sizes", type=int, nargs="+", help=f"numbers of workers (default: {WORLD_SIZES})")
     arguments = parser.parse_args()
     trials = arguments.trials or (TRIALS_QUICK if arguments.quick else TRIALS)
     world_sizes = arguments.world_sizes or (WORLD_SIZES_QUICK if arguments.quick else WORLD_SIZES)

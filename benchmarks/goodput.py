@@ -312,15 +312,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--every", type=float, default=15.0, help="seconds between two kills")
-    parser.add_argument("--seconds", type=float, default=600.0, help="of each contestant; of a window, a quarter of it")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="two ranks, 40 seconds each")
     parser.add_argument(
-        "--who", nargs="+", choices=CONTESTANTS, default=CONTESTANTS, metavar="NAME", help=", ".join(CONTESTANTS)
+        "--seconds",
+        type=float,
+        default=600.0,
+        help="seconds under kills for each system; each undisturbed window takes a quarter of this",
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="train two ranks for 40 seconds under each system")
+    parser.add_argument(
+        "--who",
+        nargs="+",
+        choices=CONTESTANTS,
+        default=CONTESTANTS,
+        metavar="NAME",
+        help=f"systems to measure: {', '.join(CONTESTANTS)}",
     )
     name_torchft(parser)
-    parser.add_argument("--into", type=Path, metavar="FILE", help="add each part to it, a line of JSON")
-    parser.add_argument("--of", type=Path, metavar="FILE", help="measure nothing: the report of what is in it")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="append each part to this file, as a line of JSON")
+    parser.add_argument("--of", type=Path, metavar="FILE", help="measure nothing; report the results in this file")
     options = parser.parse_args(arguments)
     if options.quick:
         options.workers, options.seconds = 2, 40.0

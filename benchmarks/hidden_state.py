@@ -57,7 +57,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help=f"{PAIRS_QUICK} pairs instead of {PAIRS}")
+    parser.add_argument("--quick", action="store_true", help=f"run {PAIRS_QUICK} pairs of jobs instead of {PAIRS}")
     options = parser.parse_args()
     pairs = PAIRS_QUICK if options.quick else PAIRS
     progress = Progress(f"HIDDEN_STATE=tell and off in {pairs} pairs of jobs")

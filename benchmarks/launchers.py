@@ -416,16 +416,24 @@ def main() -> None:
         prog="python -m benchmarks.launchers", description=(__doc__ or "").partition("\n\n")[0]
     )
     parser.add_argument("--quick", action="store_true", help="one trial of each launcher instead of three")
-    parser.add_argument("--only", metavar="TEXT", default="", help="only launchers whose names contain this")
-    parser.add_argument("--seed", type=int, default=1, help="of the moments and the ranks (default: 1)")
-    parser.add_argument("--into", type=Path, metavar="FILE", help="store the rows there, and fill the pages")
-    parser.add_argument("--pages", type=Path, metavar="FILE", help="measure nothing: fill the pages from this file")
+    parser.add_argument(
+        "--only", metavar="TEXT", default="", help="measure only launchers whose names contain this text"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed that selects the killed ranks and the times (default: 1)"
+    )
+    parser.add_argument(
+        "--into", type=Path, metavar="FILE", help="store the rows in this file, and update the tables in the docs"
+    )
+    parser.add_argument(
+        "--pages", type=Path, metavar="FILE", help="measure nothing; update the tables in the docs from this file"
+    )
     parser.add_argument(
         "--peers",
         type=lambda python: str(Path(shutil.which(python) or python).absolute()),
         default=sys.executable,
         metavar="PYTHON",
-        help="interpreter that has the peers (default: this)",
+        help="Python interpreter in which the other systems are installed (default: this one)",
     )
     arguments = parser.parse_args()
     if arguments.pages is not None:

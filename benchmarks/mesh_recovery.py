@@ -90,10 +90,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.mesh_recovery", description=(__doc__ or "").partition("\n\n")[0]
     )
-    parser.add_argument("--quick", action="store_true", help="two losses of each, for a look")
-    parser.add_argument("--ranks", type=int, default=4, choices=(4, 8), help="of each job (default: 4)")
-    parser.add_argument("--kills", type=int, help="losses of each job (default: 30)")
-    parser.add_argument("--seed", type=int, default=1, help="of the moments and the ranks (default: 1)")
+    parser.add_argument("--quick", action="store_true", help="kill only two ranks in each job")
+    parser.add_argument("--ranks", type=int, default=4, choices=(4, 8), help="number of ranks in each job (default: 4)")
+    parser.add_argument("--kills", type=int, help="number of ranks to kill in each job (default: 30)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed that selects the killed ranks and the times (default: 1)"
+    )
     arguments = parser.parse_args()
     found = measure(arguments.ranks, arguments.kills or (2 if arguments.quick else 30), arguments.seed)
     found.print(people(found))

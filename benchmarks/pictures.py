@@ -240,9 +240,13 @@ def _draw_bars(figures: Path, file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pictures", description=__doc__)
     parser.add_argument("what", choices=["figures", "bars", "kill", "play"])
-    parser.add_argument("file", type=Path, help="the SVG to write; of `kill` the record; of `figures` the run, to read")
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="of the bars")
-    parser.add_argument("--record", type=Path, default=RECORD, help="of what is played")
+    parser.add_argument(
+        "file",
+        type=Path,
+        help="the SVG to write; with `kill`, the record to read; with `figures`, the output of a run to read",
+    )
+    parser.add_argument("--figures", type=Path, default=FIGURES, help="file with the figures of the bars")
+    parser.add_argument("--record", type=Path, default=RECORD, help="file with the record that the picture plays")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=600)
     options = parser.parse_args()

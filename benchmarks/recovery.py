@@ -169,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.recovery", description=(__doc__ or "").partition("\n\n")[0]
     )
-    parser.add_argument("--quick", action="store_true", help="a few losses of each kind, for a look")
+    parser.add_argument("--quick", action="store_true", help="measure only a few losses of each kind")
     for name, what in (
         ("kills", "losses to a spare at 4 ranks"),
         ("kills-8", "losses to a spare at 8 ranks"),
@@ -179,7 +179,9 @@ def main() -> None:
     ):
         parser.add_argument(f"--{name}", type=_at_least_one, help=f"{what} (default: {_default(name)})")
     name_torchft(parser)
-    parser.add_argument("--seed", type=int, default=1, help="of the moments and the ranks (default: 1)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed that selects the killed ranks and the times (default: 1)"
+    )
     arguments = parser.parse_args()
     standard = QUICK if arguments.quick else Amounts()
     given = {name: getattr(arguments, name) for name in ("kills", "kills_8", "kills_saved", "stops", "restarts")}

@@ -115,7 +115,11 @@ def interpreter(python: str) -> str:
 def name_torchft(parser: argparse.ArgumentParser) -> None:
     """Add ``--torchft``."""
     parser.add_argument(
-        "--torchft", type=interpreter, default=sys.executable, metavar="PYTHON", help="that has torchft (default: this)"
+        "--torchft",
+        type=interpreter,
+        default=sys.executable,
+        metavar="PYTHON",
+        help="Python interpreter in which torchft is installed (default: this one)",
     )
 
 

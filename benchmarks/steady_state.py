@@ -306,12 +306,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.steady_state", description=(__doc__ or "").partition("\n\n")[0]
     )
-    parser.add_argument("--quick", action="store_true", help="one block of shorter windows, for a look")
+    parser.add_argument("--quick", action="store_true", help="run one block with shorter windows")
     parser.add_argument(
-        "--workload", choices=[*WORKLOADS, "both"], default="both", help="what is trained (default: both)"
+        "--workload", choices=[*WORKLOADS, "both"], default="both", help="model to train (default: both)"
     )
-    parser.add_argument("--blocks", type=int, help="sets of processes (default: the workload's)")
-    parser.add_argument("--window-steps", type=int, help="steps of a window (default: the workload's)")
+    parser.add_argument("--blocks", type=int, help="number of sets of processes (default: depends on the workload)")
+    parser.add_argument(
+        "--window-steps", type=int, help="number of steps in a window (default: depends on the workload)"
+    )
     arguments = parser.parse_args()
     workloads = [*WORKLOADS.values()] if arguments.workload == "both" else [WORKLOADS[arguments.workload]]
     progress, measured = Progress(f"steps/s of {', '.join(workload.name for workload in workloads)}"), {}

@@ -58,8 +58,12 @@ def people(measured: Mapping[str, Turns]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="six rounds of the smallest model, 0.4 million parameters")
-    parser.add_argument("--workload", nargs="+", choices=list(STEPS), help=f"default: {' '.join(USUAL)}")
+    parser.add_argument(
+        "--quick", action="store_true", help="run six rounds, with the smallest model (0.4 million parameters)"
+    )
+    parser.add_argument(
+        "--workload", nargs="+", choices=list(STEPS), help=f"models to train (default: {' '.join(USUAL)})"
+    )
     options = parser.parse_args()
     names = options.workload or (QUICK if options.quick else USUAL)
     progress, measured = Progress(f"steps/s of {', '.join(names)}, {WORLD_SIZE} ranks"), dict[str, Turns]()

@@ -103,7 +103,7 @@ def resolve_patiently(repository: Path, python: str) -> str:
 
 @every_python
 def test_index_has_a_wheel_of_every_version(repository: Path, python: str) -> None:
-    """As `pip install --dry-run` with all extras."""
+    """Resolve all extras as `pip install --dry-run` does."""
     resolved = applying(resolve_patiently(repository, python).splitlines(), python)
     assert len(resolved) > len(wanted(repository, python))
     pinned = pins(repository, python)

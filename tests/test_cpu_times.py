@@ -83,7 +83,7 @@ def test_test_is_limited_by_its_cpu_usage_and_by_a_generous_clock(repository: Pa
 
 
 def test_every_test_of_these_folders_computes(repository: Path, request: pytest.FixtureRequest) -> None:
-    """Among the tests of this run."""
+    """Check the tests of this run that are in these folders."""
     rooms = [repository / "tests" / room for room in COMPUTING_ROOMS]
     assert all(room.is_dir() for room in rooms)
     tests = [item for item in request.session.items if set(rooms) & set(item.path.parents)]

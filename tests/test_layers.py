@@ -558,7 +558,7 @@ def test_missing_exception_is_found() -> None:
         ("__init__.py", "import importlib\ndef __getattr__(name):\n    return importlib.import_module(PLACES[name])"),
     ],
 )
-def test_permitted_import_is_no_breach(path: str, source: str) -> None:
+def test_permitted_import_is_accepted(path: str, source: str) -> None:
     assert breaches(path, OPENING + source) == []
 
 

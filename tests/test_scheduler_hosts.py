@@ -81,7 +81,7 @@ def test_relay_precedes_the_scheduler_s_hosts(rest: str) -> None:
 
 
 @pytest.mark.parametrize(("word", "starts"), [("on", True), ("off", False)])
-def test_launcher_may_be_told_whether_to_start_a_relay(word: str, starts: bool) -> None:
+def test_user_decides_whether_the_launcher_starts_a_relay(word: str, starts: bool) -> None:
     assert split_relay(canonical(f"relay:{word}, a,b:9000")) == (None, starts, "a,b:9000")
 
 

@@ -97,7 +97,7 @@ def test_environment_keeps_its_extras(repository: Path) -> None:
 
 
 def test_python_without_ensurepip_gets_debians_package_named(repository: Path, tmp_path: Path) -> None:
-    """As on Debian without python3-venv; an existing environment needs no ensurepip."""
+    """Debian without python3-venv has no ensurepip; an existing environment does not need it."""
     (tmp_path / "ensurepip.py").write_text("raise ModuleNotFoundError('No module named ensurepip')\n")
     done = set_up(repository, PYTHON=sys.executable, PYTHONPATH=str(tmp_path))
     minor = sys.version_info.minor

@@ -72,7 +72,7 @@ def test_first_line_about_it_is_the_notice() -> None:
         ("[replica_2 - step 53] got exception in future", True),
     ],
 )
-def test_torchfts_line_of_every_step_is_no_notice(line: str, is_about_it: bool) -> None:
+def test_line_that_torchft_logs_every_step_is_not_a_notice(line: str, is_about_it: bool) -> None:
     assert bool(PEERS_SAY["torchft"].search(line.encode())) == is_about_it
 
 

@@ -241,7 +241,7 @@ def test_kernel_reports_a_death() -> None:
 def test_peer_without_its_packages_is_left_out_with_what_it_needs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """As after the README's first command, which installs only what a job needs."""
+    """The environment is that of the README's first command, which installs only what a job needs."""
     find_spec, measured = importlib.util.find_spec, []
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "safetensors" else find_spec(name))
     for name in ("measure_spares", "compare_weights", "measure_stops"):

@@ -170,7 +170,7 @@ class Host:
 
     @property
     def memory(self) -> Path:
-        """This host's /dev/shm, seen from outside."""
+        """Return this host's /dev/shm as seen from outside the host."""
         return Path(f"/proc/{self.pid}/root/dev/shm")
 
     def address(self, family: Family = "IPv4", network: int = 0) -> str:

@@ -138,7 +138,7 @@ def test_slow_lossy_network_changes_no_bit(
 def test_worker_cut_off_from_the_scheduler_returns(
     ways: str, new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
-    """It is cut for longer than a lease: its seat is lost, its process is not."""
+    """The worker is cut off for longer than its lease, so it loses its seat while its process lives."""
     job = new_hosts_job(*TRAINED, settings=QUICK)
     job.start()
     job.wait_for_step(MIDDLE)
@@ -180,7 +180,7 @@ def test_workers_cut_off_from_each_other_but_not_from_the_scheduler(
 def test_schedulers_host_is_lost_and_its_address_moves(
     new_switch: Callable[..., Switch], new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
-    """Its journal is lost with it; the new one is rebuilt from the workers' reports."""
+    """The journal is lost with the host; the new scheduler rebuilds it from the workers' reports."""
     job = new_hosts_job(*TRAINED, "--gates", "30", switch=new_switch("head", "a", "b", "c"))
     lost = job.place["scheduler"]
     job.place |= {rank: job.switch.hosts[1 + rank] for rank in job.ranks}
@@ -204,7 +204,7 @@ def test_ranks_generators_are_fetched_from_the_host_where_it_died(
     new_hosts_job: Callable[..., HostsJob],
     undisturbed: Callable[..., str],
 ) -> None:
-    """Its page is in that host's memory, and rank 0, which runs there, lends it. There are no checkpoints."""
+    """Rank 0 on the same host sends the dead rank's page; there are no checkpoints."""
     trained = ("--steps", "40", "--interval", "1000", "--rng", "saved")
     job = new_hosts_job(*trained, "--kill", f"2:{kill}:{MIDDLE}", switch=new_switch("a", "b"))
     job.start()

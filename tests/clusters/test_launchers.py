@@ -70,7 +70,7 @@ def words_of(identity: ProcessIdentity, name: str) -> list[bytes]:
     return Path(f"/proc/{identity.pid}/{name}").read_bytes().split(b"\0")
 
 
-def test_worker_started_by_ssh_and_its_death_is_no_fault_of_its_host(job: ShellJob, server: SshServer) -> None:
+def test_death_of_a_worker_started_by_ssh_does_not_count_against_its_host(job: ShellJob, server: SshServer) -> None:
     hosts(job, "localhost:1", "b:1")
     shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}")
     first = job.wait_view(lambda view: trains(view, "0", "1")).node("1")
@@ -94,7 +94,7 @@ def _moved(view: JobView) -> bool:
 
 
 def test_worker_whose_ssh_dies_leaves_and_is_replaced(job: ShellJob, server: SshServer) -> None:
-    """As when the network between driver and host breaks: the worker runs on without a launcher."""
+    """A dead ssh stands for a broken network to the host, where the worker keeps running without a launcher."""
     hosts(job, "localhost:1", "b:1")
     shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}")
     first = job.wait_view(lambda view: trains(view, "0", "1")).node("1")

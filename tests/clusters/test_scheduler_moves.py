@@ -77,7 +77,7 @@ def test_another_host_takes_over_from_the_lost_scheduler(
 def test_host_of_the_scheduler_and_a_rank_is_lost(
     new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
-    """Its disk is lost too. The rank resumes on a new host from a peer's memory, under a new scheduler."""
+    """The host's disk is lost too: the rank resumes on a new host from a peer's memory, under a new scheduler."""
     job = new_hosts_job(*TRAINED, "--gates", str(GATE), shared=True, standbys=1, settings=QUICK)
     job.start()
     job.open_gates(0)

@@ -163,7 +163,7 @@ def test_lost_host_is_replaced_by_an_array_of_spares(
 def test_requeued_job_resumes(
     new_slurm_job: Callable[..., SlurmJob], cluster: SlurmCluster, undisturbed: Callable[..., str]
 ) -> None:
-    """Its processes wait in a step until Slurm kills them, so only the disk's content remains."""
+    """The processes wait in a step until Slurm kills them, so only the files on disk remain."""
     job = new_slurm_job(PLAIN)
     job.wait_for_the_gate(0, 1)
     cluster.command("scontrol", "requeue", str(job.number))

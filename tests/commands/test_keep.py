@@ -220,7 +220,7 @@ def test_rank_ends_with_torchruns_agent(rank: Callable[..., subprocess.Popen[str
 def test_rank_whose_agent_had_ended_before_does_not_train(
     tmp_path: Path, rank: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    """Its parent is then another process, which proves nothing; the agent's store does."""
+    """The rank's parent is then another process, so only the agent's store shows that the agent has ended."""
     store = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     said, _ = rank(COUNTS, **store).communicate(timeout=60)
     assert "torchrun, which started this process, has exited" in said and not (tmp_path / "n").exists()

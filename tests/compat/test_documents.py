@@ -244,7 +244,7 @@ def test_canns_classes_have_the_printed_methods_with_their_arguments() -> None:
 
 @needs_documents
 def test_training_of_mindspores_document_is_what_runs_here() -> None:
-    """Its lines are those of PORTED, except for torch's own names."""
+    """The document's lines are those of PORTED, except for torch's own names."""
     lines = [line for line in text_of(3).splitlines() if re.match(r"(loss_|ckp|model)\w*[. =]", line)]
     translated = [line.replace("ms.Model", "train.Model") for line in lines]
     assert len(lines) == 6 and [line for line in translated if line not in PORTED.splitlines()] == []

@@ -379,7 +379,7 @@ def test_variable_that_became_a_part_of_another_is_refused_with_the_new_line(
     assert read_again == (RecoverStrategy({"process": 1, "pod": 1}) if value is None else value)
 
 
-def test_link_of_a_service_named_dashboard_is_no_variable_of_ours() -> None:
+def test_variable_that_kubernetes_sets_for_a_service_named_dashboard_is_ignored() -> None:
     assert read({**WORKER, "DASHBOARD_PORT": "tcp://10.0.0.1:80"}) == read(WORKER)
 
 

@@ -251,7 +251,7 @@ def test_replaced_session_is_fenced() -> None:
 
 
 def test_replaced_session_cannot_resume_a_seat_by_a_late_message() -> None:
-    """It still claims the seat it had before. If the claim were accepted, neither process would yield to the other."""
+    """If the replaced session's late message gave it the seat back, neither process would yield to the other."""
     house = House(policy(2, cool_down_s=0.0)).fill()
     house.close("s1", gone=True)
     house.register("1", session="other")
@@ -282,7 +282,7 @@ def test_session_whose_seat_went_to_another_node_is_fenced() -> None:
 
 @pytest.mark.parametrize("how", ["said so", "seen dead"])
 def test_dead_process_does_not_resume(how: str) -> None:
-    """Its Register was still on the way when it died (invariant S17)."""
+    """The dead process's Register was still on the way when it died (invariant S17)."""
     house = training_house()
     if how == "said so":
         house.leave("1", on_purpose=False, text="ValueError")

@@ -292,7 +292,7 @@ def test_closed_round_calls_no_worker_back() -> None:
 
 
 def test_entry_that_crossed_the_start_of_a_generation_changes_nothing() -> None:
-    """It answers an earlier question. Taken for a failed collective, it would strand the process."""
+    """The message answers an earlier question; if it counted as a failed collective, the process would be stranded."""
     desk = seated()
     desk.opens()
     desk.step(Entered(Holdings(POINTS, False, NUMERICS, b"me"), 0))

@@ -143,7 +143,7 @@ def test_waiting_worker_joins_when_it_is_invited() -> None:
 
 
 def test_entering_again_uninvited_reports_waiting_at_once() -> None:
-    """Only this tells the scheduler that a collective has failed."""
+    """An uninvited entry is the scheduler's only sign that a collective has failed."""
     desk = training()
     desk.enters()
     assert [beat.activity for beat in desk.said(Heartbeat)] == [Activity.WAITING]
@@ -208,7 +208,7 @@ def test_message_to_another_incarnation_is_ignored() -> None:
     assert desk.ready.notices == []
 
 
-def test_waiting_worker_is_told_once_per_change_what_it_waits_for() -> None:
+def test_waiting_worker_learns_once_per_change_what_it_waits_for() -> None:
     desk = waiting()
     desk.opens(missing="1, 2")
     assert desk.ready.notices == [Waits("because; waiting for 1, 2")]
@@ -285,7 +285,7 @@ def test_start_of_an_older_term_is_ignored() -> None:
 
 
 def test_start_from_a_superseded_round_is_ignored() -> None:
-    """Otherwise the process would form a group that no other joins, and would take the newer round for known."""
+    """A process that obeyed it would form a group alone and ignore the newer round."""
     desk = waiting()
     desk.opens(number=1)
     desk.step(Disconnected())

@@ -293,7 +293,7 @@ def refused(desk: Desk, refusal: Refusal, retry_after_s: float, session: str = "
 
 
 @pytest.mark.parametrize("refusal", [Refusal.ALIVE, Refusal.COOLING_DOWN, Refusal.FULL])
-def test_worker_told_to_wait_asks_again_at_that_time(refusal: Refusal) -> None:
+def test_worker_that_must_wait_retries_at_the_given_time(refusal: Refusal) -> None:
     desk = Desk()
     desk.step(Connected())
     refused(desk, refusal, 12.5)

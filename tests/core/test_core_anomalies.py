@@ -25,7 +25,7 @@ def told(band: Band, values: list[float]) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_noise_is_no_anomaly(seed: int) -> None:
+def test_noise_is_not_an_anomaly(seed: int) -> None:
     assert told(Band(), falling(2000, seed)) == []
 
 
@@ -59,7 +59,7 @@ def test_shifted_series_is_accepted_after_a_while() -> None:
     assert told(band, [101.0, 99.0]) == []
 
 
-def test_constant_series_has_a_band_and_a_drop_is_no_anomaly() -> None:
+def test_constant_series_has_a_band_and_a_drop_is_not_an_anomaly() -> None:
     band = Band()
     told(band, [1.0] * WINDOW)
     assert told(band, [1.2, 0.0, 1.0]) == []

@@ -654,7 +654,7 @@ def test_training_agent_leaves_and_joins_only_after_rolling_back() -> None:
 
 
 def test_agent_is_not_asked_again_to_roll_back() -> None:
-    """Its next generation breaks before the next round is offered, so nothing indicates a rollback yet."""
+    """The next generation breaks before the next round is offered, so nothing indicates a rollback yet."""
     desk = training()
     desk.hear(opened(back_to=BACK, number=2))
     desk.step(Entered(Holdings((), False, NUMERICS, live=BACK, back_to=BACK)))

@@ -464,7 +464,7 @@ def test_failed_collective_turns_a_gentle_round_urgent() -> None:
 
 
 def test_member_that_does_not_leave_with_the_others_is_interrupted() -> None:
-    """It continued to a step that the members which left at the last commit will not take part in."""
+    """The member trains a step in which the members that left at the last commit take no part."""
     house = grown()
     house.join("0", live=(7, 1))
     house.tick(0.75)
@@ -635,7 +635,7 @@ def test_address_part_counts_only_in_the_place_it_was_made_for() -> None:
 
 
 def test_join_after_the_close_brings_its_address_part() -> None:
-    """It answers the same round, in the final place; its sender has nothing more to send."""
+    """The join answers the same round and gives the final place; the worker has nothing more to send."""
     house = training(shrink_grace_s=0.0)
     house.close("s1", gone=True)
     house.tick()

@@ -100,7 +100,7 @@ def test_worker_that_missed_the_end_is_notified_again() -> None:
     assert house.ready.sends == []
 
 
-def test_worker_restarted_after_the_end_is_told_with_its_seat() -> None:
+def test_worker_restarted_after_the_end_learns_of_it_with_its_seat() -> None:
     house = finished_house(cool_down_s=0.0)
     house.close("s1", gone=True)
     assert house.core.phase() == "finished", "no round is needed"
@@ -474,7 +474,7 @@ def test_point_that_some_disk_never_held_is_not_missed() -> None:
     assert house.committed().restore is None and house.committed().generation == 2 and house.ended is None
 
 
-def test_spare_of_an_untrained_job_is_waited_for_and_told() -> None:
+def test_job_that_never_trained_waits_for_its_spare_and_notifies_it() -> None:
     house = House(policy(1, spare_num=1)).fill()
     house.register("7")
     house.leave("0", text="its script never called samebits.elastic.run")
@@ -523,7 +523,7 @@ def failed_house(error: str = "ValueError: loss is nan") -> House:
     return house
 
 
-def test_job_ended_by_its_own_script_says_so() -> None:
+def test_job_ended_by_its_own_script_reports_this() -> None:
     house = failed_house()
     house.tick()
     house.tick(9.9)
@@ -591,8 +591,8 @@ def test_register_keeps_the_emptied_job_alive() -> None:
     assert house.ended is None
 
 
-def test_process_that_waits_on_a_busy_host_is_told_of_the_end_though_it_has_not_asked_again() -> None:
-    """Otherwise it takes the address, free again, for that of a job of its own."""
+def test_waiting_process_on_a_busy_host_learns_of_the_end_without_asking_again() -> None:
+    """A process that is not notified would use the free address for a job of its own."""
     house = training_house(1)
     house.register("another", session="waits")
     retry_after_s = house.refusal("waits").retry_after_s

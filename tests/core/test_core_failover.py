@@ -196,7 +196,7 @@ def test_agent_wakes_up_for_each_of_these_deadlines() -> None:
     assert desk.now <= 50.0 + PATIENCE_S + 0.01
 
 
-def test_worker_told_to_wait_stays_where_it_is() -> None:
+def test_worker_that_must_wait_stays_with_its_scheduler() -> None:
     desk = Desk(failover_s=PATIENCE_S)
     desk.step(Connected())
     desk.hear(Refused("mine", Refusal.COOLING_DOWN, 30.0, "cooling down", "job-1", 1))
@@ -207,7 +207,7 @@ def test_worker_told_to_wait_stays_where_it_is() -> None:
     assert len(desk.told(Seated)) == 1
 
 
-def test_waiting_for_a_full_world_is_no_silence() -> None:
+def test_waiting_for_a_full_world_does_not_count_as_silence() -> None:
     desk = Desk(failover_s=PATIENCE_S)
     desk.step(Connected())
     for _ in range(40):

@@ -42,7 +42,7 @@ def test_sentence() -> None:
         ("failed: a text about rank 1 (pid 1) that was killed by signal 9", CauseClass.SOFTWARE),
     ],
 )
-def test_killed_worker_that_its_launcher_tells_of_is_no_error_of_the_script(words: str, kind: CauseClass) -> None:
+def test_killed_worker_that_its_launcher_reports_is_not_a_script_error(words: str, kind: CauseClass) -> None:
     assert DEFAULT.of(observed(Liveness(0.0), words, 5.0)).cause is kind
 
 

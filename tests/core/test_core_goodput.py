@@ -182,7 +182,7 @@ SPARE_AND_SCHEDULER = [
 ]
 
 
-def test_survivors_that_a_new_scheduler_hears_again_are_no_replacements_that_were_awaited() -> None:
+def test_survivors_that_reach_a_new_scheduler_do_not_count_as_awaited_replacements() -> None:
     (row,) = recoveries_of(SPARE_AND_SCHEDULER)
     assert row.phases() == {"decide": 0, "wait_for_seats": 0, "meet": 6000, "restore": 1000}
     assert spent(SPARE_AND_SCHEDULER) == {"start_up": 5, "productive": 5, "idle": 2, "forming": 4, "restoring": 1}

@@ -276,7 +276,7 @@ def test_collective_stuck_on_all_ranks_forms_a_new_group_and_ends_no_worker() ->
 
 
 def test_rank_whose_function_returns_early_again_ends_the_job() -> None:
-    """Its loader has fewer batches: the others would wait for it in every generation, each time for twice as long."""
+    """The rank's loader has fewer batches, so the others would wait for it in every generation, ever longer."""
     house = training_for_a_while(2, step_timeout_s=6.0)
     for generation in (1, 2):
         for second in range(1, 40):

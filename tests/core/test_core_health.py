@@ -158,7 +158,7 @@ def test_one_worker_leaves_for_a_warm_spare_and_is_asked_until_it_has() -> None:
 
 @pytest.mark.parametrize("well", [True, pytest.param(False, id="whose host is full, too")])
 def test_worker_on_an_unhealthy_host_is_replaced_from_another_host(well: bool) -> None:
-    """Otherwise a spare on the same host is preferred, then the first to arrive."""
+    """On a healthy host, a spare on the same host is preferred, then the first to arrive."""
     house = house_with_spares(2)
     house.register("4", process=Process("host-1", 104, 1, "cpu"))
     house.beat("4", Activity.WAITING)

@@ -151,7 +151,7 @@ def test_close_after_the_failed_collective_is_final_too() -> None:
     assert house.records(SeatLost)
 
 
-def test_failed_collective_is_no_evidence_against_open_connections() -> None:
+def test_failed_collective_loses_no_member_with_an_open_connection() -> None:
     house = training_house(3)
     house.beat("0", Activity.WAITING)
     house.tick()
@@ -418,7 +418,7 @@ def test_pause_gives_no_more_than_a_fresh_lease(stalled_first: bool) -> None:
 
 
 def test_failed_collective_makes_no_close_final_while_workers_look_for_a_paused_scheduler() -> None:
-    """They close their connections for that, so the close is no sign of a death; a process that is gone is."""
+    """Workers close their connections to look for a scheduler, so only a vanished process counts as dead."""
     house = training_house(3)
     house.close("s1", gone=True)
     house.now += 15.0  # while the loss is made durable

@@ -57,7 +57,7 @@ def test_worker_that_knows_no_more_or_is_of_another_job_is_not_reported() -> Non
 
 
 def test_generation_number_is_not_reused_if_its_record_is_lost() -> None:
-    """Its points would pass for those of the new generation, although the state behind that name may differ."""
+    """With the same number, the lost generation's points would pass for those of the new one."""
     house = training_house()
     cut_before(house, GenerationCommitted)
     for node in ("0", "1"):

@@ -59,7 +59,7 @@ def test_no_two_classes_have_the_same_fields() -> None:
 
 
 def test_each_report_is_declared_once() -> None:
-    """This includes reports with a single field, which elsewhere means little."""
+    """Reports with a single field are included, unlike in the other checks."""
     kinds = typing.get_args(reports.Report)
     assert len({fields_of(kind) for kind in kinds}) == len(kinds) >= 9
     of_messages = [fields_of(kind) - {"sender"} for kind in typing.get_args(messages.FromWorker)]

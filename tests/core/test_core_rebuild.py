@@ -169,7 +169,7 @@ def test_early_newcomers_start_a_job_if_the_reports_do_not_agree() -> None:
 
 
 def test_members_of_a_replaced_generation_yield_to_its_successors() -> None:
-    """They were cut off from the scheduler but not from each other, and they arrive first."""
+    """The replaced members were cut off from the scheduler, but not from each other, and they arrive first."""
     house = empty_house()
     for slot in range(4):
         report(house, slot)
@@ -289,7 +289,7 @@ def test_generation_known_to_a_minority_is_not_reused() -> None:
 
 
 def test_generation_lost_with_the_journal_stays_lost_after_the_next_crash() -> None:
-    """It has no members, so no loss shows that it cannot continue."""
+    """The generation has no members, so no lost member shows that it cannot continue."""
     house = empty_house(3)
     report(house, 0)
     report(house, 1)
@@ -313,7 +313,7 @@ def refusals(house: House) -> set[Refusal]:
     return {send.message.refusal for send in house.ready.sends if isinstance(send.message, Refused)}
 
 
-def test_half_is_no_majority() -> None:
+def test_half_of_the_members_is_not_a_majority() -> None:
     house = empty_house()
     report(house, 0)
     report(house, 1)

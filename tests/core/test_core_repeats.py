@@ -113,7 +113,7 @@ def test_any_event_makes_the_next_heartbeat_new(happens: Callable[[House], objec
     assert not is_repeated(house, message)
 
 
-def test_quiet_tick_and_other_heartbeats_are_no_such_event() -> None:
+def test_quiet_tick_and_other_heartbeats_cause_no_such_event() -> None:
     house = training_house()
     message = known_beat(house)
     house.step(Tick())

@@ -166,7 +166,7 @@ def test_overheard_register_is_worthless_once_its_number_is_spent() -> None:
 
 
 def test_replaced_spare_is_not_taken_for_a_spare_unknown_to_a_new_journal() -> None:
-    """It claims its seat, but its record is gone. It is fenced, not admitted without the cool-down."""
+    """A spare that claims a seat without a record is fenced, not admitted without the cool-down."""
     house = launched(spare_num=1)
     house.close("s1", gone=True)
     comes(house, "1.1")
@@ -302,7 +302,7 @@ def test_restarted_replacement_gets_the_place_of_its_successor() -> None:
 
 @pytest.mark.parametrize(("token", "replaced_by"), [(b"x" * TOKEN_BYTES, ""), (TOKEN, "1.2")])
 def test_no_other_process_exceeds_spare_num(token: bytes, replaced_by: str) -> None:
-    """Neither one without a proof nor one whose successor is here."""
+    """A process is refused if it has no proof, or if its successor has registered."""
     house = with_a_lost_replacement()
     if replaced_by:
         comes(house, replaced_by)
@@ -418,7 +418,7 @@ def test_replacement_after_training_gets_its_slot_with_its_seat() -> None:
 
 
 def test_replacement_after_training_takes_a_lost_slot_that_is_not_its_lines() -> None:
-    """Otherwise the rest of that rank's script never runs, though a process is there for it."""
+    """If it did not, the rest of that rank's script would never run."""
     house = House(policy(2, token=TOKEN))
     house.register("0")
     house.register("1")
@@ -440,7 +440,7 @@ def test_replacement_after_training_takes_a_lost_slot_that_is_not_its_lines() ->
 
 
 def test_replacement_of_a_live_process_asks_at_growing_intervals() -> None:
-    """Its launcher may have lost track of a process that it started."""
+    """The launcher may have lost track of a process that it started."""
     house = launched()
     waits = []
     for _ in range(8):

@@ -180,7 +180,7 @@ def test_generation_committed_but_not_announced_is_formed_again() -> None:
 
 
 def test_heartbeat_to_an_earlier_term_changes_nothing() -> None:
-    """It was queued before its sender learned of the generation; now all train in it."""
+    """The heartbeat was queued before its sender learned of the generation in which all now train."""
     house = training_house()
     house.crash(after_s=1.0)
     for node in "01":

@@ -157,7 +157,7 @@ def test_exit_status_is_classified(status: int | None, is_failure: bool, sort: S
     assert sort_of(Observation(status, is_failure=is_failure)) is sort
 
 
-def test_hopeless_failure_ends_the_job_at_once_and_the_jobs_end_is_no_death() -> None:
+def test_failure_without_a_retry_ends_the_job_at_once_and_that_end_is_not_a_death() -> None:
     budget = Restarts(32767)
     hopeless = budget.died("2", Loss(Sort.HOPELESS), 0.0)
     assert isinstance(hopeless, Never) and hopeless.ends_job

@@ -311,7 +311,7 @@ def test_watch_reads_what_is_appended(settings: Settings) -> None:
     assert watch.steps()[-1][1] == 5000
 
 
-def test_empty_folder_is_no_reason_to_fail(settings: Settings) -> None:
+def test_empty_folder_does_not_fail(settings: Settings) -> None:
     for path in [*settings.recovery_path.iterdir(), *settings.log_dir.iterdir()]:
         path.unlink()
     watch = JobWatch(settings, None)

@@ -1,7 +1,7 @@
 """``python peer.py RANK FOLDER``: two ranks connected by the device's own backend; rank 0 waits for rank 1, which dies.
 
-Whoever starts both kills rank 1 when ``waiting`` is in the folder, and then makes ``killed``. Rank 0's last line is
-JSON: the seconds from the break until its thread has left the collective, and until the next group has added up.
+When ``waiting`` is in the folder, the test kills rank 1, then makes ``killed``. Rank 0's last line is JSON: the seconds
+from the break until its thread has left the collective, and until the next group has added up.
 """
 
 from __future__ import annotations

@@ -38,12 +38,12 @@ def run(case: str, folder: Path = ROOT, **environment: str) -> subprocess.Comple
     )
 
 
-def test_a_result_that_is_read_after_an_abort_is_not_believed() -> None:
+def test_a_result_that_is_read_after_an_abort_is_not_trusted() -> None:
     ran = run("undefined", TRIAL_ABORT="undefined")
     assert (ran.stdout, ran.returncode) == ("refused\n", 0), ran.stderr
 
 
-def test_a_commit_behind_a_break_is_none_and_no_graph_holds_a_step_or_a_collective(tmp_path: Path) -> None:
+def test_a_commit_after_a_break_does_not_count_and_no_graph_holds_a_step_or_a_collective(tmp_path: Path) -> None:
     ran = run("alone", folder=tmp_path, TRIAL_DEVICES="2")
     step = ["forward refused True", "step refused True"]
     graph = "collective refused True True"
@@ -80,7 +80,7 @@ def test_launch_that_spins_after_the_abort_is_found() -> None:
     assert "spinning_launch" in ran.stderr, "the place is named"
 
 
-def test_a_rank_whose_device_is_far_behind_is_no_hung_one(tmp_path: Path) -> None:
+def test_a_rank_whose_device_is_far_behind_is_not_hung(tmp_path: Path) -> None:
     ran = run("long_queue", folder=tmp_path)
     assert (ran.stdout, ran.returncode) == ("read True\nended at 2\n", 0), ran.stderr
 
@@ -144,12 +144,12 @@ def test_copies_go_on_while_another_stream_waits_for_a_collective() -> None:
 
 
 @pytest.mark.parametrize("how", ["failing", "hanging"])
-def test_a_lost_context_is_no_lost_peer(how: str) -> None:
+def test_a_lost_context_is_not_taken_for_a_lost_peer(how: str) -> None:
     ran = run(f"{how}_context")
     assert ran.returncode == 1 and "DeviceLostError" in ran.stderr.splitlines()[-1], ran.stderr
 
 
-def test_full_device_is_no_lost_one_and_is_tested_on_one_stream() -> None:
+def test_full_device_is_not_taken_for_a_lost_one_and_is_tested_on_one_stream() -> None:
     ran = run("full_device", TRIAL_DEVICE_BYTES=str(1 << 20))
     assert (ran.stdout, ran.returncode) == ("streams 1\nsound\n", 0), ran.stderr
 

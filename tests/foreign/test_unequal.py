@@ -85,7 +85,7 @@ def test_difference_after_the_last_save_is_found_at_the_end(recipe: Callable[...
 
 @pytest.mark.system
 def test_framework_that_counts_epochs_itself_is_refused_by_its_line(recipe: Callable[..., Job]) -> None:
-    """Its counter restarts with the process, while the state is epochs further."""
+    """The framework's counter restarts with the process, while the state is epochs ahead."""
     job = recipe("set-epoch", "--epochs", "1000", "--pause-ms", "5")
     job.wait_for_step(20)
     job.kill(1)

@@ -93,7 +93,7 @@ def test_input_can_be_reproduced(tmp_path: Path, repository: Path) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60))
-def test_changed_journal_file_is_read_alike_by_reader_and_writer(data: bytes) -> None:
+def test_reader_and_writer_agree_on_a_changed_journal_file(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, changed = Path(name), journal_file.change(data)
         (folder / JOURNAL_FILE).write_bytes(changed)

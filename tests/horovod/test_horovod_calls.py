@@ -220,7 +220,7 @@ def alike(peers: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tensor_that_requires_a_gradient_is_refused_where_horovod_differentiates(
     peers: SimpleNamespace, alike: None, call: str, function: str, answer: list[float]
 ) -> None:
-    """Otherwise a loss over the results of all ranks would lose part of its gradient."""
+    """A loss that is computed from all ranks' results would lose part of its gradient."""
 
     def called(tensor: torch.Tensor) -> list[float]:
         got = getattr(hvd, call)(tensor, **({"root_rank": 1} if call == "broadcast" else {}))

@@ -58,7 +58,7 @@ def test_elastic_example_with_a_sampler_ends_with_the_undisturbed_bits(new_job: 
 
 
 def test_elastic_guides_loop_survives_a_kill(new_job: Jobs) -> None:
-    """Its counter names the batch that was committed, so that one is repeated: the loop's own rule."""
+    """The guide's counter names the committed batch, so by the loop's own rule that batch is repeated."""
     job = killed(new_job, ELASTIC, ("--loop", "counter"), [(2, "epoch 1 batch 4 ")])
     job.wait_finished()
     said = [match[1] for match in job.matches(0, r"(epoch \d+ batch \d+) ")]

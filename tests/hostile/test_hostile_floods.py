@@ -76,7 +76,7 @@ def test_flooding_peer_is_closed_and_reported() -> None:
         ends.close()
 
 
-def test_flood_of_long_messages_is_closed_while_nobody_reads() -> None:
+def test_flood_of_long_messages_is_closed_while_the_reader_is_idle() -> None:
     """The main thread may wait for a disk; the memory stays bounded."""
     ends = Ends()
     try:

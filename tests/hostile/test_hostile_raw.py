@@ -54,7 +54,7 @@ def test_five_bytes_are_counted_and_reported_once(tmp_path: Path, caplog: pytest
 
 
 def test_many_old_zmtp_peers_do_not_end_a_drain_early() -> None:
-    """Their messages name no connection; counted as one peer's, they would end a drain after PEER_TURNS."""
+    """Messages of old peers name no connection; counted as one peer's, they would end a drain after PEER_TURNS."""
     ends = Ends()
     try:
         with dealers(ends.port, [b"honest"]) as (honest,):

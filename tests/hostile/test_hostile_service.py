@@ -129,7 +129,7 @@ def test_oversized_message_ends_its_connection_before_it_is_read(attacked: Attac
 
 
 def test_other_protocol_version_is_refused_with_the_reason(attacked: Attacked) -> None:
-    """Even if its Register has other fields: its second element is the version, in every version."""
+    """The second element of a Register is the version in every version, whatever the other fields are."""
     with dealers(attacked.port, [b"stranger"]) as (stranger,):
         for packed in (registration("0", "stranger", attacked.fixed, protocol=99), b"\x93\x01\x63\xa3new"):
             stranger.send(packed)
@@ -286,7 +286,7 @@ def test_worker_without_the_secret_leaves_in_seconds_and_is_counted(
 
 
 def test_nothing_reaches_the_scheduler_without_the_secret(guarded: Attacked) -> None:
-    """Neither messages nor floods: strangers get no further than the handshake."""
+    """Messages and floods of strangers get no further than the handshake."""
     other = derive_keys(b"another-secret-of-another-cluster")
     with dealers(guarded.port, [b"plain"] * 5) as plain, zmq.Context() as context:
         for stranger in plain:

@@ -173,7 +173,7 @@ def test_process_that_holds_on_to_a_vacated_seat_is_ended(folder: Folder, monkey
 
 
 def test_unrecorded_worker_is_asked_to_leave(folder: Folder) -> None:
-    """Its host was cut off and given up, and has returned."""
+    """The worker's host was cut off and given up, and has returned."""
     folder.view = changed(folder.view, workers=(worker(0), worker(1), worker(3)))
     folder.says("localhost:2\n")
     driver = folder.driver()

@@ -143,7 +143,7 @@ def test_finished_job_ends_with_0_when_nothing_runs_any_more() -> None:
 def test_follower_on_another_host_than_the_scheduler_recognises_a_finished_job(
     last: int | None, outcome: tuple[EndKind | None, int]
 ) -> None:
-    """It has no journal, and the scheduler may have gone before it reported more than the end of training."""
+    """The follower has no journal, and the scheduler may exit right after it reported the end of training."""
     scene = Scene()
     scene.heard(view(training_finished=True))
     scene.scheduler_dies(Death())
@@ -328,7 +328,7 @@ def test_ctrl_c_asks_the_scheduler_first_and_says_so() -> None:
     assert scene.lines == ["Ctrl-C: ending the job"]  # no advice to restart what was stopped on purpose
 
 
-def test_process_not_told_to_stop_is_ended_soon_after_the_scheduler_left() -> None:
+def test_process_without_an_order_to_stop_is_ended_soon_after_the_scheduler_left() -> None:
     """Worker 2 had not registered yet. The others got the request, and may take their time to leave."""
     scene = Scene()
     scene.heard(view(workers=(worker(0), worker(1))))
@@ -756,7 +756,7 @@ def test_deaths_in_words() -> None:
 
 
 @pytest.mark.parametrize(("exit_code", "told"), [(64, 64), (EndKind.INTERRUPTED.exit_code, 0)])
-def test_scheduler_is_told_the_code_of_an_error_that_every_retry_repeats(exit_code: int, told: int) -> None:
+def test_scheduler_learns_the_code_of_an_error_that_every_retry_repeats(exit_code: int, told: int) -> None:
     scene = Scene(restarts=True)
     scene.following.give_up(JobOutcome(EndKind.INTERRUPTED, "worker 1 ended with status 64", exit_code), scene.now)
     orders = scene.following.passed(scene.now)

@@ -54,7 +54,7 @@ def test_line_becomes_exactly_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 @pytest.mark.parametrize(("command", "status"), [("exit 82", 82), ("kill -9 $$", 137), ("kill -15 $$", 143)])
 def test_remote_shell_reports_how_the_command_ended(command: str, status: int, shell: str, tmp_path: Path) -> None:
-    """Otherwise ssh exits with 255 after a signal, as it does for an unreachable host."""
+    """Without this, ssh exits with 255 after a signal, as it does for an unreachable host."""
     line = shell_line(tmp_path, {}, ["sh", "-c", command])
     assert subprocess.run([shell, "-c", line], capture_output=True, check=False).returncode == status
     nowhere = shell_line(tmp_path / "not there", {}, ["sh", "-c", command])

@@ -225,7 +225,7 @@ def test_awaited_workers_do_not_count_as_ready() -> None:
     assert world_text(view(ready=3), 3) == "3/3 workers"
 
 
-def test_time_lost_before_a_recovery_is_over_is_no_recovery_yet() -> None:
+def test_time_lost_counts_as_a_recovery_only_once_it_is_over() -> None:
     assert line_of(ProgressFacts("train.py", "2/3 workers", lost_s=40.8)).endswith("2/3 workers · 40.8 s lost so far")
     assert line_of(ProgressFacts("train.py", "3/3 workers", recoveries=1, lost_s=2.0)).endswith(
         "1 recovery, 2.0 s lost"

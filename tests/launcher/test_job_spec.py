@@ -171,7 +171,7 @@ def test_pointer_is_one_line_with_a_path(here: Path) -> None:
 
 
 def test_spec_planted_by_another_user_is_refused(here: Path) -> None:
-    """Its interpreter would run as this user, and its pid files name processes to end."""
+    """A planted spec would run its interpreter as this user, and its pid files name processes to end."""
     keep(here / "device", start(here))
     (here / "device" / "start.json").chmod(0o666)
     with pytest.raises(StoreError, match=r"start\.json: others may write it"):

@@ -133,7 +133,7 @@ def test_other_process_with_the_same_pid_is_never_signalled(sleeper: subprocess.
 
 
 def test_process_our_scripts_cannot_have_started_is_never_signalled() -> None:
-    """Even with the right start time: it leads no session, or belongs to another user."""
+    """A process that leads no session, or belongs to another user, is left alone even if the start time matches."""
     with subprocess.Popen(["sleep", "600"]) as mine:
         assert not send_signal(identity_of(mine), signal.SIGKILL)
         end(identity_of(mine), grace_s=WAIT_S)

@@ -79,7 +79,7 @@ def test_json_output_is_one_object_per_line() -> None:
     assert told[-1] == {"end": "stopped", "status": 78, "step": 3, "cause": "Ctrl-C"}
 
 
-def test_reader_that_closed_the_pipe_is_no_reason_to_stop() -> None:
+def test_closed_pipe_does_not_stop_the_command() -> None:
     readable, writable = os.pipe()
     os.close(readable)
     with os.fdopen(writable, "w") as stream:
@@ -89,7 +89,7 @@ def test_reader_that_closed_the_pipe_is_no_reason_to_stop() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_closed_terminal_or_full_disk_is_no_reason_to_stop(number: int, tmp_path: Path) -> None:
+def test_closed_terminal_or_full_disk_does_not_stop_the_command(number: int, tmp_path: Path) -> None:
     def refuse(text: str) -> int:
         raise OSError(number, os.strerror(number))
 

@@ -297,7 +297,7 @@ def give_itself_out_for(job: ShellJob, node: str, victim: ProcessIdentity) -> No
 
 
 def test_stranger_cannot_choose_a_process_to_be_ended(job: ShellJob) -> None:
-    """It registers with the pid and start time of one of this user's processes, and leaves."""
+    """A stranger registers with the pid and start time of one of this user's processes, and leaves."""
     bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
     victim = ProcessIdentity.of(bystander.pid)
     assert victim is not None
@@ -320,7 +320,7 @@ def test_stranger_cannot_choose_a_process_to_be_ended(job: ShellJob) -> None:
 
 
 def test_full_log_folder_ends_no_process_of_a_healthy_job(job: ShellJob) -> None:
-    """As on a full disk, no new file gets a byte (a file size limit, setrlimit(2))."""
+    """A file size limit (setrlimit(2)) imitates a full disk: no new file gets a byte."""
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     job.kill("worker_1")

@@ -296,7 +296,7 @@ def test_unfinished_job_blocks_a_start_until_it_is_moved_on_request(job: ShellJo
 
 
 def test_job_that_never_began_blocks_no_start(job: ShellJob) -> None:
-    """Its script had an error, or it was stopped while it formed."""
+    """The job's script had an error, or the job was stopped while it formed."""
     shell = job.run("--fail-before")
     assert shell.end() != 0
     (job.folder / "slow").touch()

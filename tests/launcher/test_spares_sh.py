@@ -63,7 +63,7 @@ def test_spare_takes_a_dead_workers_place_without_delay(job: ShellJob) -> None:
     assert "final step=" in job.log("worker_3")
 
 
-def test_samebits_run_keeps_a_spare_that_nobody_requested(job: ShellJob) -> None:
+def test_samebits_run_keeps_a_spare_by_default(job: ShellJob) -> None:
     """The spare starts after the training, and takes a lost worker's place."""
     shell = job.tool("run", "--", str(WORKER), *UNTIL_TOLD, **job.settings)
     shell.wait_for("3 workers and a scheduler of .* started")

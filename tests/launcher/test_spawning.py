@@ -129,7 +129,7 @@ def test_current_environment_does_not_affect_a_restarted_job(tmp_path: Path) -> 
 def test_start_that_cannot_be_recorded_changes_nothing(
     tmp_path: Path, sleeping: ProcessIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a full disk: the process to be replaced keeps running, and no new one stays."""
+    """The start fails as on a full disk: the old process keeps running, and no new one remains."""
 
     def full(*_: object, **__: object) -> Path:
         raise StoreError("no space left")
@@ -213,7 +213,7 @@ def test_pid_file_that_others_may_write_names_no_process(tmp_path: Path, sleepin
 def test_signal_that_arrives_while_listening_begins_wakes_the_follower(
     monkeypatch: pytest.MonkeyPatch, by_another_thread: bool
 ) -> None:
-    """It arrives between the handler's check and the poll; missed, the job would run on after a Ctrl-C."""
+    """A signal between the handler's check and the poll must not be missed, or the job would survive a Ctrl-C."""
     listen = signal.set_wakeup_fd
 
     def interrupt() -> None:

@@ -57,7 +57,7 @@ def test_two_jobs_started_at_the_same_time_do_not_mix(new_job: Callable[..., She
 
 
 def test_worker_of_another_launcher_is_refused(job: ShellJob) -> None:
-    """It would become a spare: only the job's id tells it apart."""
+    """Only the job's id distinguishes such a worker; without it, the worker would become a spare."""
     job.settings["SPARE_NUM"] = "2"
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
@@ -92,7 +92,7 @@ def test_job_that_lost_its_default_port_is_recovered_on_a_free_one(job: ShellJob
 def test_job_whose_port_another_job_took_names_its_folder_and_resumes_once_it_stops(
     new_job: Callable[..., ShellJob],
 ) -> None:
-    """Its workers know no other port, so a scheduler on a free one would not help."""
+    """The job's workers know no other port, so a scheduler on a free port would not help."""
     first, second = new_job("first"), new_job("second")
     second.settings["SCHED_PORT"] = first.settings["SCHED_PORT"]
     second.port = first.port

@@ -25,7 +25,7 @@ from samebits.store.owner import claim_folder
 
 
 class LeavingError(Exception):
-    """It was asked to leave and has no step to finish."""
+    """Raised in a worker that was asked to leave and has no step to finish."""
 
 
 class Departure:

@@ -112,7 +112,7 @@ def test_close_of_a_rank_is_reported_after_its_messages(behind: Behind) -> None:
     behind.until_heard(lambda seen: Arrived("session-b", ASKED) in seen)
 
 
-def test_ranks_of_an_ended_relay_come_to_the_scheduler_and_none_is_reported_as_closed(behind: Behind) -> None:
+def test_ranks_of_an_ended_relay_connect_to_the_scheduler_and_none_is_reported_as_closed(behind: Behind) -> None:
     clients = {session: behind.connected(session) for session in RANKS}
     for client in clients.values():
         client.send(ASKED)

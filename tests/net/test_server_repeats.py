@@ -49,7 +49,7 @@ def test_heartbeat_with_another_step_is_heard_with_its_step(ends: Ends) -> None:
     assert heard == [Arrived("session-a", replace(BEAT, step=step)) for step in steps]
 
 
-def test_changed_message_is_decoded_anew(ends: Ends) -> None:
+def test_changed_message_is_decoded_again(ends: Ends) -> None:
     changed = [BEAT, replace(BEAT, activity=Activity.WAITING), replace(BEAT, round=None), BEAT]
     assert [item.message for item in said(ends, *changed)] == changed
 

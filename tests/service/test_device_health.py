@@ -179,7 +179,7 @@ def test_ascend_device_whose_health_is_not_ok_is_unhealthy(tool: Tool) -> None:
     "body",
     ["exit 3", "echo nonsense", "head -c 3000000 /dev/zero", "exec sleep 60", "sleep 60", "yes", "echo half; sleep 60"],
 )
-def test_failing_tool_is_no_fault_of_the_device(body: str, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_tool_does_not_count_as_a_device_fault(body: str, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vendor_tool, "TIMEOUT_S", 0.3)
     tool("nvidia-smi", body)
     tool("npu-smi", body)

@@ -38,7 +38,7 @@ def test_every_sensor_is_read_on_this_machine(tmp_path: Path) -> None:
     assert disk.share == pytest.approx(psutil.disk_usage(str(places[0])).percent / 100, abs=0.05)
 
 
-def test_url_is_no_disk_and_a_disabled_check_has_no_limit(tmp_path: Path) -> None:
+def test_url_is_not_checked_as_a_disk_and_a_disabled_check_has_no_limit(tmp_path: Path) -> None:
     settings = settings_with(tmp_path, CHECKPOINT_PATH="s3://bucket/job", HEALTH="cpu=off,disk=drain")
     assert all(isinstance(place, Path) for place in places_of(settings))
     limits = limits_of(settings)

@@ -204,7 +204,7 @@ def beside(house: House) -> Iterator[tuple[subprocess.Popen[str], Whereabouts, l
 
 
 def test_death_is_reported_by_the_watching_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its scheduler is on another host and gives a closed connection ten minutes."""
+    """The scheduler is on another host and waits ten minutes after a connection has closed."""
     monkeypatch.setattr("samebits.service.scheduling.loop.host_id", lambda: "elsewhere")
     with contextlib.closing(House(tmp_path, workers=3, GRACE="reconnect=600", NODE_TIMEOUT="600")) as house:
         with beside(house) as (_, at, agents, places):
@@ -220,7 +220,7 @@ def test_death_is_reported_by_the_watching_process(tmp_path: Path, monkeypatch: 
 def test_watching_process_reports_that_a_silent_process_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
-    """Its scheduler is on another host, and no follower runs. A report under another name is ignored."""
+    """The scheduler is on another host, and no follower runs. A report under another name is ignored."""
     monkeypatch.setattr("samebits.service.scheduling.loop.host_id", lambda: "elsewhere")
     with contextlib.closing(House(tmp_path, workers=3, NODE_TIMEOUT="3")) as house:
         with beside(house) as (member, at, agents, places):

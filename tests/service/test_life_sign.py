@@ -85,7 +85,7 @@ def test_kill_is_seen_by_all_watchers_and_later_ones(holder: Holder) -> None:
     assert late.wait_for_death()
 
 
-def test_released_sign_is_no_death(holder: Holder) -> None:
+def test_released_sign_does_not_report_a_death(holder: Holder) -> None:
     told = watch(holder.at)
     holder.tell("give up")
     assert not told.result(WAIT_S)

@@ -43,7 +43,7 @@ def test_status_0_is_reported_once_and_no_other_status_is(tmp_path: Path, caplog
         ("sh -c 'kill -SEGV $$'", "was killed by signal 11"),
     ],
 )
-def test_command_that_cannot_run_is_no_notice_and_is_reported_once(
+def test_command_that_cannot_run_is_not_a_notice_and_is_reported_once(
     command: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     look = PreemptionLook(command, lambda text: pytest.fail(text))

@@ -129,7 +129,7 @@ def test_moved_scheduler_is_found_and_the_generation_continues(places: Callable[
 
 
 def test_superseded_scheduler_finds_out_without_writing(places: Callable[..., TwoPlaces]) -> None:
-    """Its lock is lost, as on a shared folder, and no event makes it write."""
+    """The scheduler's lock is lost, as on a shared folder, and no event makes it write."""
     house = places()
     house.serves()
     old = house.served
@@ -146,7 +146,7 @@ def test_superseded_scheduler_finds_out_without_writing(places: Callable[..., Tw
 def test_scheduler_that_hangs_on_its_disk_is_left(
     places: Callable[..., TwoPlaces], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its connections stay open with ZeroMQ's own heartbeats; only its silence shows the hang."""
+    """ZeroMQ's own heartbeats keep the connections open, so only silence shows the hang."""
     house = places()
     require, hangs, goes_on = Journal.require_claim, threading.Event(), threading.Event()
     old_thread: list[int] = []

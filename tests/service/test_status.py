@@ -174,7 +174,7 @@ def test_message_of_an_earlier_scheduler_is_read() -> None:
 @pytest.mark.parametrize(
     "changes", [{"job": None}, {"workers": [1]}, {"workers": {"node": ["0"]}}, {"ended": {"kind": "x", "step": 1}}]
 )
-def test_damaged_state_is_no_state(changes: dict[str, object]) -> None:
+def test_damaged_state_is_ignored(changes: dict[str, object]) -> None:
     sent = {**json.loads(zlib.decompress(message_of(WHOLE).packed)), **changes}
     assert view_in(Status(zlib.compress(json.dumps(sent).encode()))) is None
 

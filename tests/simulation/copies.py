@@ -36,7 +36,7 @@ class Copies:
         self._commits: dict[tuple[str, str], dict[int, list[Point]]] = {}  # likewise, of the slot's own rank
 
     def send(self, worker: Worker, point: Point) -> None:
-        """This worker has saved the point: a copy is sent to its buddy."""
+        """Send a copy of a point that this worker has saved to its buddy."""
         started = worker.agent._started
         if not self._are_sent or started is None or started.buddy is None or started.generation != worker.generation:
             return
@@ -65,7 +65,7 @@ class Copies:
         return tuple(Copy(slot, point) for slot in sorted(kept) for point in kept[slot])
 
     def keep(self, worker: Worker, point: Point, *, begins: bool = False) -> None:
-        """This worker has committed the point, or its generation begins there."""
+        """Keep the point that this worker has committed, or at which its generation begins."""
         mix = self._world.mix
         is_due = point.step and (begins or (self._every and point.step // mix.commit_every % self._every == 0))
         if mix.sharding is None or not self._every or not is_due:

@@ -83,12 +83,12 @@ class MainThread:
         self._moved_at = now
 
     def grab(self, kind: Kind, *, is_pause: bool = False) -> None:
-        """It is held from now on; its last collective has just ended."""
+        """Hold the main thread, whose last collective has just ended."""
         self._moved_at = self._worker.world.now
         self.hold = Hold(kind, self._moved_at, is_pause)
 
     def let_go(self) -> None:
-        """It continues: into the collective that the others wait in, or out of its group."""
+        """Let the main thread continue, into the collective in which the others wait or out of its group."""
         if self.hold is not None:
             self._moved_at = self._let_go_at = self._worker.world.now
             self._last, self.hold = self.hold, None

@@ -59,7 +59,7 @@ def test_every_invariant_has_a_checker() -> None:
 
 
 def test_stalled_restore_point_is_noticed_by_itself() -> None:
-    """Without S19, which catches this mutant sooner by what the finish needs."""
+    """S19 is left out, because it catches this mutant first."""
     (mutant,) = (mutant for mutant in MUTANTS if mutant.name == "checkpoints: nothing is kept")
     caught = mutant.hunt(start=0, seeds=60, checkers=(Progress, TheEnd))
     assert caught is not None

@@ -134,7 +134,7 @@ def test_difference_is_named_with_both_values(change: dict[str, object], what: s
     assert (found.what, found.one, found.other) == (what, one, other)
 
 
-def test_value_that_only_one_rank_records_is_no_difference() -> None:
+def test_value_that_only_one_rank_records_does_not_count_as_a_difference() -> None:
     assert difference(record(), record(generation=9)) is None
     assert difference(record(weights=None), record()) is None
     assert difference(record(samples=()), record()) is None

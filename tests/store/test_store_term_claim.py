@@ -122,7 +122,7 @@ def test_one_of_two_simultaneous_claims_gives_up(tmp_path: Path) -> None:
     assert outcomes == {True, False}, "it is too late for the first, or the second has removed its claim"
 
 
-def test_failing_disk_is_no_permission_to_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_sent_if_the_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     claim = TermClaim.take(tmp_path, "scheduler")
     journal, _ = Journal.open(tmp_path, claim)
 

@@ -56,7 +56,7 @@ class Layers(nn.Module):
 
 
 def sharded(sizes: tuple[int, ...] = ()) -> Layers:
-    """As a script builds it, before ``elastic.run``; over a mesh of these sizes."""
+    """Return the model as a script shards it before ``elastic.run``, over a mesh of these sizes."""
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=NAMES[-len(sizes) :]) if sizes else None
     model = Layers(nn.LayerNorm if len(sizes) > 1 else nn.BatchNorm1d)
     for layer in (model.first, model.second):

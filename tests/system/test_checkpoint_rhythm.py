@@ -62,7 +62,7 @@ def test_killed_job_resumes_from_a_time_based_point(
 
 @pytest.mark.thorough  # → what auto saves when, and its messages: tests/training/checkpoint
 def test_auto_reports_its_interval(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
-    """It saves after five seconds to learn the cost; this short job then ends before another point pays."""
+    """The job saves after five seconds to measure the cost, and ends before a second save is worthwhile."""
     job = new_job("--steps", str(STEPS), "--auto", "--pause-ms", "80")
     job.start()
     assert job.wait_finished() == undisturbed("--steps", str(STEPS))

@@ -19,7 +19,7 @@ SHRINKS = {"MIN_WORKER_NUM": "1", "GRACE": "shrink=0", "REGISTER_COOLDOWN": "0.5
 
 
 class GatedJob(ElasticJob):
-    """It waits before its last epoch until the test lets it finish."""
+    """A job that waits before its last epoch until the test lets it finish."""
 
     def finish(self, timeout_s: float = FINISH_S) -> str:
         self.open_gates(LAST_EPOCH)

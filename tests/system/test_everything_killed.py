@@ -22,7 +22,7 @@ pytestmark = pytest.mark.system
 def test_all_are_back_after_a_single_cool_down(
     cool_down: str, new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
-    """That no worker is refused after it is tested in core, with a manual clock."""
+    """Each worker waits for one cool-down; tests/core checks with a manual clock that none is refused after it."""
     expected = undisturbed(*TRAINED)
     job = killed(new_job(*TRAINED, *GATED, settings={"REGISTER_COOLDOWN": cool_down}))
     newest = newest_step(job)

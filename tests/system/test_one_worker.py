@@ -23,7 +23,7 @@ COOL_DOWN_S = 30.0
 def test_child_that_outlives_a_worker_does_not_hide_its_death(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
-    """Its copies of the connections would keep them open, here for a lease of ten minutes.
+    """The child's copies of the connections would keep them open for a lease of ten minutes.
 
     The worker is alone on its host, so no other process can see it die.
     """

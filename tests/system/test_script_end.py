@@ -103,7 +103,7 @@ def ends(
 
 
 def test_rank_killed_after_training_is_replaced_for_the_rest_of_its_script(job: ShellJob, tmp_path: Path) -> None:
-    """Its state is the final one, including changes after a last commit that was saved."""
+    """The replacement gets the final state, including changes after the last commit that was saved."""
     status, text = ends(job, "")
     assert status == 0, text
     undisturbed = (tmp_path / "model.sha256").read_text()

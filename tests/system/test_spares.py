@@ -21,7 +21,7 @@ LEFT_BY_SIGTERM = 143
 
 
 class GatedJob(ElasticJob):
-    """It waits at a gate until the test lets it finish."""
+    """A job that waits at a gate until the test lets it finish."""
 
     def start(self) -> None:
         super().start()

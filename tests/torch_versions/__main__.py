@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def version(word: str) -> str:
-    """It becomes part of a folder's name."""
+    """Return the version if it may be part of a folder's name."""
     if re.fullmatch(r"\d+(\.\w+)*(\+[\w.]+)?", word) is None:
         raise argparse.ArgumentTypeError(f"{word!r} is no version. Fix: give one such as 2.12.1")
     return word

@@ -57,7 +57,9 @@ def stepped(ddp: DistributedDataParallel, times: int) -> DistributedDataParallel
     return ddp
 
 
-def test_launches_on_torchs_own_groups_are_told_before(group: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_on_torchs_own_groups_are_reported_before_they_happen(
+    group: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = [name for name in (*torch_private.COLLECTIVES, *torch_private.PAIRWISE) if hasattr(dist.ProcessGroup, name)]
     assert {"allreduce", "broadcast", "barrier", "send", "recv", "_allgather_base"} <= set(names)
     for name in names:
@@ -407,7 +409,7 @@ class _First:
 
 
 class _Second(_First):
-    """Likewise of ``ProcessGroupNCCL2`` and ``ProcessGroupNCCLLazy``."""
+    """The same interfaces of ``ProcessGroupNCCL2`` and ``ProcessGroupNCCLLazy``."""
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         if name.startswith("_group_"):

@@ -97,12 +97,12 @@ def scheduler_in(folder: Path) -> ProcessIdentity:
 
 
 def all_meet(pool: ThreadPoolExecutor, *agents: RendezvousHandler) -> list[RendezvousInfo]:
-    """Their next rendezvous, by node rank."""
+    """Return the agents' next rendezvous, by node rank."""
     found = list(pool.map(lambda one: one.next_rendezvous(), agents, timeout=WAIT_S))
     return sorted(found, key=lambda info: info.rank)
 
 
-def test_agents_meet_again_with_an_empty_store_and_a_standby_takes_a_lost_ones_place(
+def test_agents_meet_again_with_an_empty_store_and_a_standby_replaces_a_lost_agent(
     tmp_path: Path, endpoint: Endpoint, pool: ThreadPoolExecutor
 ) -> None:
     first, second = endpoint.agent("2:3"), endpoint.agent("2:3")
@@ -161,7 +161,7 @@ def test_the_job_ends_when_the_workers_of_all_agents_have_and_the_next_one_start
     assert len(list(tmp_path.glob("recovery.*.aside"))) == 1
 
 
-def test_a_closed_rendezvous_ends_the_others_with_its_exit_code_and_no_traceback(
+def test_a_closed_rendezvous_ends_the_other_agents_with_its_exit_code_and_no_traceback(
     endpoint: Endpoint, pool: ThreadPoolExecutor
 ) -> None:
     first, second = endpoint.agent("2"), endpoint.agent("2")

@@ -101,7 +101,7 @@ def test_torchruns_calls_keep_their_meaning(start: Started, tmp_path: Path) -> N
 
 
 def test_restarted_worker_of_a_finished_job_has_its_own_rank(start: Started, tmp_path: Path) -> None:
-    """Otherwise each of them would be rank 0, alone in its group, and save as rank 0 does."""
+    """With a wrong rank, each restarted worker would be rank 0 of its own group and save as rank 0 does."""
     script = tmp_path / "script.py"
     script.write_text(ASKS + "import time\nwhile not os.path.exists('../done'): time.sleep(0.01)\n")
     job = start(script)

@@ -146,7 +146,12 @@ MUTANTS: tuple[Mutant, ...] = (
         agent_type=TakesAnyGeneration,
         changes=STALE,
     ),
-    Mutant("agent: waits to be spoken to", frozenset({"L1", "L4", "L5", "S18"}), 100, agent_type=WaitsToBeSpokenTo),
+    Mutant(
+        "agent: sends nothing after a broken connection",
+        frozenset({"L1", "L4", "L5", "S18"}),
+        100,
+        agent_type=WaitsToBeSpokenTo,
+    ),
     Mutant(
         "agent: registers once, and is not corrected",
         frozenset({"L1", "L4", "L5", "S18"}),
@@ -154,15 +159,15 @@ MUTANTS: tuple[Mutant, ...] = (
         core_type=CorrectsNobody,
         agent_type=RegistersOnce,
     ),
-    Mutant("agent: heartbeats say little", frozenset({"L1", "L5"}), 50, agent_type=HeartbeatsSayLittle),
+    Mutant("agent: heartbeats omit the sender's state", frozenset({"L1", "L5"}), 50, agent_type=HeartbeatsSayLittle),
     Mutant("agent: group not left", frozenset({"L1", "L5", "S11"}), 100, agent_type=HoldsOnToItsGroup),
-    Mutant("agent: deaf to fencing", frozenset({"L1", "L3", "L5"}), 300, agent_type=DeafToFencing, changes=ZOMBIES),
+    Mutant("agent: ignores fencing", frozenset({"L1", "L3", "L5"}), 300, agent_type=DeafToFencing, changes=ZOMBIES),
     Mutant(
         "agent: joins while it trains", frozenset({"S8", "S9", "S11", "L1"}), 100, agent_type=JoinsFromWithinItsGroup
     ),
-    Mutant("agent: done before it is", frozenset({"S19"}), 50, agent_type=DoneBeforeItIs),
+    Mutant("agent: reports its last commit as durable too early", frozenset({"S19"}), 50, agent_type=DoneBeforeItIs),
     Mutant("agent: returns alone", frozenset({"S19"}), 20, agent_type=ReturnsAlone),
     Mutant("agent: waits too long", frozenset({"L2"}), 300, agent_type=WaitsTooLong),
     Mutant("agent: stays in a dead scheduler's round", frozenset({"L1", "L4"}), 300, agent_type=StaysInItsRound),
-    Mutant("agent: address said once", frozenset({"L1"}), 300, agent_type=PublishesOnce, changes=NEWS),
+    Mutant("agent: sends its address only once", frozenset({"L1"}), 300, agent_type=PublishesOnce, changes=NEWS),
 )

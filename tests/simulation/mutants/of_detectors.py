@@ -136,7 +136,7 @@ LEAVES = {**QUIET, "spare_num": 2, "rates_hz": {"node drained": 0.2, "worker kil
 
 MUTANTS = (
     Mutant(
-        "whoever stands still is ended",
+        "every worker without progress is ended",
         frozenset({"S22"}),
         30,
         patches={"samebits.core.watch.hang_judge.find_culprits": _blames_all},
@@ -144,14 +144,18 @@ MUTANTS = (
     ),
     Mutant("a pause is a hang", frozenset({"S22"}), 50, _with_watch(_patience_s=_without_patience), changes=HANGS),
     Mutant(
-        "who stood still once does so for ever",
+        "a worker that stalled once counts as stalled forever",
         frozenset({"S22", "S23"}),
         100,
         _with_watch(take=_once_still_always_still, _standing_of=_at_whatever_step),
         changes=HANGS | {"save_every": 1},
     ),
     Mutant(
-        "who was suspended is held", frozenset({"S22"}), 200, _with_watch(_is_over=_does_not_look_on), changes=STOPS
+        "a suspended worker counts as hung",
+        frozenset({"S22"}),
+        200,
+        _with_watch(_is_over=_does_not_look_on),
+        changes=STOPS,
     ),
     Mutant(
         "one full look is enough",
@@ -161,24 +165,22 @@ MUTANTS = (
         changes=SPIKES,
     ),
     Mutant(
-        "a hang that comes again is ended as soon",
+        "a repeated hang is ended as early as the first",
         frozenset({"S23"}),
         100,
         _with_watch(_patience_s=_as_soon_as_before),
         changes=AGAIN,
     ),
-    Mutant("a dead process's ailments stay", frozenset({"S22", "S23"}), 100, KeepsAilments, changes=SICK),
-    Mutant("who has left is a member", frozenset({"S8", "S24", "crash"}), 50, CountsWhoLeft, changes=LEAVES),
-    Mutant("who has left is given a slot", frozenset({"S24"}), 200, GivesSlotsToWhoLeft, changes=LEAVES),
+    Mutant("a dead process's health problems remain", frozenset({"S22", "S23"}), 100, KeepsAilments, changes=SICK),
+    Mutant("a worker that has left is a member", frozenset({"S8", "S24", "crash"}), 50, CountsWhoLeft, changes=LEAVES),
+    Mutant("a worker that has left gets a slot", frozenset({"S24"}), 200, GivesSlotsToWhoLeft, changes=LEAVES),
+    Mutant("agent: stays when asked to leave", frozenset({"S24"}), 20, agent_type=StaysWhenAsked, changes=ASKED),
     Mutant(
-        "agent: it stays when it is asked to leave", frozenset({"S24"}), 20, agent_type=StaysWhenAsked, changes=ASKED
-    ),
-    Mutant(
-        "who is held in a round stays",
+        "a worker held in a round stays",
         frozenset({"L6"}),
         200,
         _with_watch(tick_in_round=_nobody_in_rounds),
         changes=LOSSES,
     ),
-    Mutant("nobody is ever ended", frozenset({"L6"}), 50, _with_watch(_end_them=_ends_nobody), changes=HANGS),
+    Mutant("no worker is ever ended", frozenset({"L6"}), 50, _with_watch(_end_them=_ends_nobody), changes=HANGS),
 )

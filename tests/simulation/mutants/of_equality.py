@@ -48,7 +48,5 @@ ODD = {"has_odd_rank": True, "world_size": 3, "min_world_size": 3, "max_world_si
 MUTANTS = (
     Mutant("digests are ignored at the end", frozenset({"S21"}), 300, _with_equality(_IgnoresTheEnd), changes=ODD),
     Mutant("ranks are compared with themselves", frozenset({"S21"}), 50, _with_equality(_AsksOneself), changes=ODD),
-    Mutant(
-        "a point is everybody's though it differs", frozenset({"S21"}), 50, _with_equality(_HeldIsEnough), changes=ODD
-    ),
+    Mutant("a point counts although ranks differ", frozenset({"S21"}), 50, _with_equality(_HeldIsEnough), changes=ODD),
 )

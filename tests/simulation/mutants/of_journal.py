@@ -95,14 +95,14 @@ MUTANTS: tuple[Mutant, ...] = (
         changes=DYING,
     ),
     Mutant(
-        "journal: a group commit torn apart",
+        "journal: a group commit is split",
         frozenset({"S4"}),
         50,
         patches={"samebits.store.journal.Journal.append": _append_one_by_one},
         changes=DYING,
     ),
     Mutant(
-        "journal: what is read is not synced",
+        "journal: records that were read are not synced",
         frozenset({"S4"}),
         100,
         patches={"samebits.store.journal.Journal.open": _open_unsynced},

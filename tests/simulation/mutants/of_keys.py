@@ -67,7 +67,7 @@ LATER |= {"rates_hz": {"scheduler killed": 0.2, "connection broken": 0.2}}
 
 MUTANTS = (
     Mutant(
-        "keys: a change is made as often as it is said",
+        "keys: a repeated call changes the key again",
         frozenset({"S25"}),
         100,
         patches={

@@ -101,16 +101,16 @@ AWAY = {"keep": 2, "save_every": 1, "world_size": 3, "rates_hz": {"partition": 0
 
 MUTANTS = (
     Mutant("a point is committed when one holds it", frozenset({"S20"}), 50, _with_points(_OneIsEnough)),
-    Mutant("a point is said to be committed before it is", frozenset({"S20", "S7"}), 50, _with_points(_SpeaksFirst)),
+    Mutant("a point is reported as committed too early", frozenset({"S20", "S7"}), 50, _with_points(_SpeaksFirst)),
     Mutant(
-        "points go though others may lack the newer ones",
+        "points are deleted although others may lack newer ones",
         frozenset({"S20"}),
         300,
         patches={"tests.simulation.checkpoints.disposable": _newest_stay},
         changes=AWAY,
     ),
     Mutant(
-        "a point goes that others count on",
+        "a point is deleted that others rely on",
         frozenset({"S20"}),
         300,
         patches={"tests.simulation.checkpoints.disposable": _replaces_told_ones},
@@ -124,7 +124,7 @@ MUTANTS = (
         changes=LOST_DISKS,
     ),
     Mutant(
-        "trains from the beginning where every point is lost",
+        "trains from the beginning if every point is lost",
         frozenset({"S9"}),
         100,
         patches={"samebits.core.rounds.rendezvous.lost_progress": lambda found, committed, joined: ""},
@@ -138,7 +138,7 @@ MUTANTS = (
         changes=SHARDED,
     ),
     Mutant(
-        "a point counts though nobody holds a part of it",
+        "a point counts although a part has no holder",
         frozenset({"S9"}),
         100,
         patches={

@@ -86,7 +86,7 @@ MUTANTS: tuple[Mutant, ...] = (
         changes=REPLACED,
     ),
     Mutant(
-        "rebuild: incarnations begin anew",
+        "rebuild: incarnations restart at 1",
         frozenset({"L1", "S5", "S6", "S15"}),
         100,
         _write_with(_with_new_incarnations),
@@ -99,6 +99,8 @@ MUTANTS: tuple[Mutant, ...] = (
         _write_with(_with_an_old_term),
         changes=WIPES,
     ),
-    Mutant("rebuild: others begin meanwhile", frozenset({"crash"}), 300, BeginsMeanwhile, changes=ELASTIC),
+    Mutant(
+        "rebuild: new workers start another job meanwhile", frozenset({"crash"}), 300, BeginsMeanwhile, changes=ELASTIC
+    ),
     Mutant("rebuild: another line", frozenset({"S15", "S10", "S9"}), 300, _write_with(_on_another_line), changes=WIPES),
 )

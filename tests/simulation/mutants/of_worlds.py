@@ -191,7 +191,7 @@ MUTANTS: tuple[Mutant, ...] = (
         changes=REPLACED,
     ),
     Mutant(
-        "a spent number is taken again",
+        "a used number is accepted again",
         frozenset({"S3", "S5"}),
         60,
         patches={"samebits.core.membership.replacements.Replacements.claim": _takes_spent_numbers},
@@ -205,8 +205,8 @@ MUTANTS: tuple[Mutant, ...] = (
         changes=SPARES,
     ),
     Mutant("a slot is given while it is held", frozenset({"S14"}), 50, GivesHeldSlots, changes=SPARES),
-    Mutant("a slot is told before it is written", frozenset({"S4", "S7", "S14"}), 50, TellsSlotsFirst, changes=SPARES),
-    Mutant("the dead return without a cool-down", frozenset({"S3"}), 50, ReturnsAtOnce, changes=SPARES),
+    Mutant("a slot is sent before it is written", frozenset({"S4", "S7", "S14"}), 50, TellsSlotsFirst, changes=SPARES),
+    Mutant("lost workers return without a cool-down", frozenset({"S3"}), 50, ReturnsAtOnce, changes=SPARES),
     Mutant(
         "the world shrinks below its minimum",
         frozenset({"S14"}),
@@ -222,13 +222,15 @@ MUTANTS: tuple[Mutant, ...] = (
         changes=ELASTIC | LOSSES | {"shrink_grace_s": 10.0},
     ),
     Mutant(
-        "a memory that was overtaken is believed",
+        "an outdated memory is accepted",
         frozenset({"S9", "S10"}),
         300,
         patches={"samebits.core.rounds.rendezvous.must_look": _never_looks},
         changes={"has_memory": True, "p_dirty": 0.5},
     ),
-    Mutant("a gentle round is never hardened", frozenset({"L1", "L3", "L5"}), 300, NeverHardens, changes=GROWTH),
+    Mutant(
+        "a gentle round stays gentle after a loss", frozenset({"L1", "L3", "L5"}), 300, NeverHardens, changes=GROWTH
+    ),
     Mutant(
         "an address made for another place counts",
         frozenset({"S8"}),
@@ -243,6 +245,8 @@ MUTANTS: tuple[Mutant, ...] = (
         agent_type=PublishesAnyAddress,
         changes=ELASTIC | LOSSES | {"addresses_early": 1.0},
     ),
-    Mutant("ranks go by age", frozenset({"S2", "S14", "crash"}), 50, OrdersRanksByAge, changes=ELASTIC | LOSSES),
-    Mutant("a place that nobody has", frozenset({"S7"}), 10, SpoilsPlaces),
+    Mutant(
+        "ranks are ordered by age", frozenset({"S2", "S14", "crash"}), 50, OrdersRanksByAge, changes=ELASTIC | LOSSES
+    ),
+    Mutant("a place that no member has", frozenset({"S7"}), 10, SpoilsPlaces),
 )

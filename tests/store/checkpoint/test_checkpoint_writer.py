@@ -425,7 +425,7 @@ def test_empty_file_is_written_too(tmp_path: Path) -> None:
 def test_writer_removes_nothing_once_the_trainer_is_gone(
     base: Path, root: Path, is_alive: bool, left: list[int], is_remote: bool
 ) -> None:
-    """Its successor may have found the point there that all roll back to."""
+    """The trainer's successor may already have found the point to which all ranks roll back."""
     location = f"memory://{uuid.uuid4().hex}/job" if is_remote else root
     place = open_point_store(location, 0, job=JOB, job_name=JOB_NAME)
     for step in (1, 2):

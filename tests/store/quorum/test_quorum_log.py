@@ -122,7 +122,7 @@ def test_changed_journal_is_refused(kind: str, place: EtcdPlace, etcd: Etcd) -> 
         opened(place)
 
 
-def test_removed_claim_is_told_apart_and_everything_can_be_written_again(place: EtcdPlace, etcd: Etcd) -> None:
+def test_removed_claim_is_distinguished_and_everything_can_be_written_again(place: EtcdPlace, etcd: Etcd) -> None:
     log, _ = opened(place)
     log.append([b"a"])
     etcd.keys.clear()

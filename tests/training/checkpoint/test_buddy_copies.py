@@ -137,7 +137,7 @@ def test_copies_start_once_there_is_a_buddy(ranks: tuple[Rank, Rank]) -> None:
 
 
 def test_rank_accepts_copies_from_its_first_commit_on(ranks: tuple[Rank, Rank]) -> None:
-    """Its own first save may be outstanding: a rank that lost its buddy sends it the newest point at once."""
+    """A rank that lost its buddy sends the newest point at once, perhaps before the receiver's own first save."""
     exchanged(ranks, 1)
     ranks[1].checkpoints.release()
     newcomer = RankCheckpoints(

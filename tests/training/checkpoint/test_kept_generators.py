@@ -176,7 +176,7 @@ def test_program_that_always_draws_late_resumes_from_commits_only(tmp_path: Path
 
 
 def test_rank_that_alone_has_drawn_late_resumes_from_commits_only(tmp_path: Path) -> None:
-    """Its peers never draw late, so they cannot tell what it had drawn when it was killed."""
+    """The other ranks never draw late, so they cannot tell what this rank had drawn when it was killed."""
     stages = survivor_of(tmp_path, "ckckck")
     dead = Rank(tmp_path, 0)
     reader = KeptGenerators(JOB, memory=tmp_path)

@@ -234,7 +234,7 @@ def test_damaged_point_stays_and_is_reported_once(
     caplog: pytest.LogCaptureFixture,
     async_save: bool,
 ) -> None:
-    """Without a restore, the damage is found only when the point is due for removal."""
+    """If nothing is restored, the damage is found only when the point is due for removal."""
     before = rank(async_save=False)
     for step in (1, 2, 3):
         assert save(before, step)

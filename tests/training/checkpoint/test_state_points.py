@@ -49,7 +49,7 @@ def test_half_overwritten_commit_is_not_served(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_memory_is_prepared_once_a_few_commits_after_the_folder_was_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not at the first commit, which other processes may wait for."""
+    """The memory is not prepared at the first commit, because other processes may wait for it."""
     model = nn.Linear(3, 2)
     state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), rng="per_step")
     points = StatePoints(process(), state)

@@ -211,7 +211,7 @@ def ending(member: Member, pending: str) -> None:
 
 
 def _reduce_scatters_are_gloos(group: Group, op: Any) -> None:
-    """They have the bits of gloo's own, which takes as long as it likes to notice a broken group."""
+    """Check that our reduce-scatter has the bits of gloo's, which notices a broken group late."""
     pg: Any = group.pg
     rank, size, inner = dist.get_rank(), dist.get_world_size(), pg._inner
     given = torch.randn(size * 1001, generator=torch.Generator().manual_seed(rank))

@@ -87,7 +87,7 @@ def test_breaking_while_data_flows_frees_all_ranks(ranks: Hub) -> None:
 
 
 def test_peers_notice_a_broken_group_by_its_connections(ranks: Hub) -> None:
-    """Without a scheduler, the failure travels from neighbour to neighbour.
+    """There is no scheduler here, so the failure travels from neighbour to neighbour.
 
     gloo limits this: it forgets a message that it accepts just as the connection ends, and only the scheduler can wake
     the process waiting for it, as the tests above show. So no message is on the way here.

@@ -109,7 +109,7 @@ def test_no_script_takes_its_place_in_a_mesh_for_the_jobs_before_there_is_one(ca
     ],
     ids=["order", "part", "flattened", "options"],
 )
-def test_what_could_not_be_built_again_alike_is_refused(build: object, message: str) -> None:
+def test_object_that_could_not_be_rebuilt_identically_is_refused(build: object, message: str) -> None:
     assert callable(build)
     with alone(), pytest.raises(UsageError, match=message):
         build()

@@ -60,7 +60,7 @@ def test_device_without_readings_is_asked_once(monkeypatch: pytest.MonkeyPatch, 
     assert getattr(module, "times", 1) == 1
 
 
-def test_cpu_is_no_device() -> None:
+def test_cpu_does_not_count_as_a_device() -> None:
     view = DeviceView(torch.device("cpu"), 10.0)
     view.committed()
     assert view.watched() is None

@@ -82,7 +82,7 @@ def test_last_words_are_bounded() -> None:
 
 @pytest.mark.parametrize("is_in_a_script", [True, False])
 def test_repeated_wrong_gradient_is_distinguished_from_a_script_error(is_in_a_script: bool) -> None:
-    """Otherwise the message would advise to correct the script and resume, from possibly wrong points."""
+    """A wrong distinction would advise users to correct the script and resume from possibly wrong points."""
     error = UnequalError(why_it_ends(50, "rank 1's gradient …", Roles(1, 2, 0), Known(0, 0)))
     traceback = None
     try:

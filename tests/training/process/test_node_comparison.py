@@ -150,7 +150,7 @@ def test_only_the_verdict_remains_among_the_keys(compare: Compare) -> None:
 def test_late_node_gets_the_verdict_after_the_keys_are_deleted(
     compare: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waited for a plan while the others had finished."""
+    """The late node waited for a plan while the others had finished."""
     desk = Desk()
     late = threading.Event()
 

@@ -63,7 +63,7 @@ def test_signal_in_a_step_is_obeyed_at_the_commit(own: list[int]) -> None:
         "DataLoader worker (pid(s) 71, 72) exited unexpectedly",
     ],
 )
-def test_loader_ended_by_the_same_signal_is_no_error_of_the_script(own: list[int], text: str) -> None:
+def test_loader_ended_by_the_same_signal_is_not_a_script_error(own: list[int], text: str) -> None:
     departure = installed(SigtermStage.TRAINING)
     timer = threading.Timer(0.05, os.kill, (os.getpid(), TERM))  # the loader's error comes first
     timer.start()

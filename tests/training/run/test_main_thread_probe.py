@@ -192,7 +192,7 @@ def test_short_step_timeout_is_reported_in_time(clock: list[float]) -> None:
     assert look(clock, 0.6, seen) is not None
 
 
-def test_expected_pause_is_no_standstill(clock: list[float]) -> None:
+def test_expected_pause_does_not_count_as_a_standstill(clock: list[float]) -> None:
     seen = MainThreadProbe(lambda: 1, lambda: 1)
     expect_pause(60)
     assert look(clock, 59.0, seen) is None

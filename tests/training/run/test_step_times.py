@@ -68,7 +68,7 @@ def test_commit_after_several_steps_is_shared_among_them() -> None:
     assert [pace.steps for pace in told] == [20] and near(told[0], 10, 20, 10, 5)
 
 
-def test_no_step_makes_no_window_and_a_stopped_clock_is_no_error() -> None:
+def test_window_needs_a_step_and_a_stopped_clock_is_not_an_error() -> None:
     job = Job()
     assert [job.take(1, 1, 1, 1, steps=0) for _ in range(50)] == [None] * 50
     held = StepTimes(0.0, job.waited, lambda: 5.0)

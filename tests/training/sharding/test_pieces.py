@@ -128,7 +128,7 @@ def test_point_before_a_group_exists_holds_whole_tensors() -> None:
         assert isinstance(putting({}, mesh_of(1)).back(taken, "state", {"a": piece_of(0, size=1)})["a"], DTensor)
 
 
-def test_replicated_tensor_is_no_piece() -> None:
+def test_replicated_tensor_is_not_a_piece() -> None:
     with world(1, RANKS):
         own: pieces.Own = {}
         tensor = DTensor.from_local(WHOLE, mesh_of(), [Replicate()], run_check=False)

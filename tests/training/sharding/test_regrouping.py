@@ -308,7 +308,7 @@ def test_ranks_over_which_fully_shard_averages_take_their_own_data_also_if_exper
 
 
 def test_a_dimension_for_sequences_needs_a_sharded_model() -> None:
-    """Without one, an ElasticSampler would give its ranks different samples."""
+    """Without a sharded model, an ElasticSampler would give ranks along the dimension different samples."""
     with alone():
         init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
         model = nn.Linear(4, 4)

@@ -164,7 +164,7 @@ def test_point_of_another_rank_is_refused() -> None:
         require_same(pieces_of(state), before)
 
 
-def test_interrupted_step_is_no_part_of_the_last_commit() -> None:
+def test_interrupted_step_is_not_part_of_the_last_commit() -> None:
     state = sharded_state(rng="per_step")
     Commits(state)
     train_one_step(state)

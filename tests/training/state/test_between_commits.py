@@ -470,7 +470,7 @@ def written_twice(model: Any) -> None:
 def test_a_line_that_writes_twice_to_each_weight_seldom_and_late_ends_the_job(
     swap: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looks like a swap. Between two such writes, more commits pass than are hashed after the first."""
+    """The writes look like a swap, and between them more commits pass than are compared after the first."""
     monkeypatch.setattr(last_commit, "_LOOKED_AT", 2)
     state, calls = with_all(), itertools.count()
 

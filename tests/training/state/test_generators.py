@@ -71,7 +71,7 @@ def test_every_draw_is_seen_and_nothing_else(look: Generators, first: str, secon
 
 
 def test_offsets_match_this_python_and_numpy() -> None:
-    """Otherwise every check takes ten times as long."""
+    """If the offsets did not match, every check would take ten times as long."""
     found = Generators()
     found.look()
     assert found._python is not generators._ask_python

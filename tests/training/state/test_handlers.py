@@ -127,7 +127,7 @@ def test_gradient_scaler_is_sent_to_a_newcomer() -> None:
 
 @pytest.mark.parametrize("unscaled_by", ["the script", "the scaler's own step"])
 def test_interrupted_step_is_repeated_with_unscaled_gradients(unscaled_by: str) -> None:
-    """Otherwise survivors would step with gradients 256 times as large, unlike a newcomer."""
+    """If not, survivors would step with gradients 256 times as large, unlike a newcomer."""
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
@@ -481,7 +481,7 @@ def test_optimizer_inside_another_is_in_the_state_or_refused() -> None:
 def test_weights_that_change_without_a_step_of_the_states_optimizers_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Otherwise no step is counted or saved, and a loop over the steps never ends."""
+    """Without the refusal, no step would be counted or saved, and a loop over the steps would never end."""
     monkeypatch.setattr(TwoSteps, "state_dict", lambda self: self.base.state_dict())
     with pytest.raises(UsageError, match=r"test_handlers\.py:\d+: the weights have changed before 2 commits.*TwoSteps"):
         state = trained_in_two_steps(0, has_base=False)
@@ -508,7 +508,7 @@ def test_different_learning_rate_is_named_before_the_weights_it_changed() -> Non
 
 
 def test_temporary_difference_in_rates_is_distinguished_afterwards() -> None:
-    """As with a schedule outside the state, which restarts in a replacement."""
+    """A schedule outside the state restarts in a replacement and causes such a temporary difference."""
     parts = []
     for change_at in (1, 2):
         net, optimizer, state = thawing()

@@ -123,7 +123,7 @@ def test_parameter_changed_by_hand_is_noticed() -> None:
 
 
 def test_every_commit_is_copied_without_an_optimizer() -> None:
-    """There is no signal of a change to such weights, least of all through ``.data``."""
+    """Without an optimizer, nothing signals that weights have changed, so every commit is copied."""
     model = Net()
     state = TorchState(model)
     Commits(state)

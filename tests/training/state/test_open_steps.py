@@ -76,7 +76,7 @@ def test_commit_just_before_the_step_means_the_step() -> None:
 
 
 def test_waiting_commit_is_dropped_if_more_is_accumulated() -> None:
-    """Its data position would be that of part of the window."""
+    """If it were kept, its data position would be in the middle of the window."""
     state = small_state()
     session = Commits(state)
     backward(state)
@@ -90,7 +90,7 @@ def test_waiting_commit_is_dropped_if_more_is_accumulated() -> None:
 
 @pytest.mark.parametrize("to_none", [True, False])
 def test_two_commits_with_gradients_cleared_in_between_are_two(to_none: bool) -> None:
-    """As at the end of an epoch: gradients of zeros do not wait for a step."""
+    """Gradients of zeros, as at the end of an epoch, do not wait for a step."""
     state = small_state()
     session = Commits(state)
     train_one_step(state)
@@ -127,7 +127,7 @@ def test_new_gradient_is_never_taken_for_the_old_one() -> None:
         state.optimizer.zero_grad()
 
 
-def test_step_skipped_by_a_gradient_scaler_is_no_step_and_its_commit_waits() -> None:
+def test_step_skipped_by_a_gradient_scaler_does_not_count_and_its_commit_waits() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)

@@ -29,7 +29,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Counter(elastic.State):
-    """As in Horovod's documentation: the four methods and nothing else."""
+    """A state as in Horovod's documentation, with the four methods and nothing else."""
 
     def __init__(self, value: int) -> None:
         super().__init__(None, None)

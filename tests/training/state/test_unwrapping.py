@@ -108,7 +108,7 @@ class WithMoreOfItsOwn(torch.optim.Optimizer):
         self.optimizer = optimizer
 
 
-def test_optimizer_with_its_own_state_is_no_wrapper() -> None:
+def test_optimizer_with_its_own_state_is_not_a_wrapper() -> None:
     layer = nn.Linear(3, 2)
     optimizer = WithMoreOfItsOwn(torch.optim.SGD(layer.parameters(), lr=0.1))
     with pytest.raises(UsageError, match=r"TorchState\(…, inner_optimizer=optimizer\.optimizer\)"):

@@ -369,7 +369,7 @@ def test_state_that_cannot_be_divided_is_refused(attributes: dict[str, Any], mes
 
 
 class StatefulLoader:
-    """As torchdata's."""
+    """A loader with a state, like torchdata's."""
 
     dataset = ()
 

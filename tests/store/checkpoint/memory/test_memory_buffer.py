@@ -47,7 +47,7 @@ def found_steps(base: Path, job: str = JOB) -> list[int]:
 # ---- the header
 
 
-def test_header_round_trip_and_zeros_are_no_header() -> None:
+def test_header_round_trip_and_zeros_are_not_a_header() -> None:
     assert decode_header(HEADER.encode(), FILE_BYTES) == HEADER
     assert decode_header(bytes(len(HEADER.encode())), FILE_BYTES) is None
     assert decode_header(b"", FILE_BYTES) is None
@@ -395,7 +395,7 @@ def test_slots_of_dead_jobs_are_swept_after_an_hour(tmp_path: Path) -> None:
 
 
 def test_unavailable_memory_is_refused_and_freed(tmp_path: Path, repository: Path) -> None:
-    """As with a /dev/shm of 64 MB: the file cannot grow to that size."""
+    """The file cannot grow to that size, as with a /dev/shm of 64 MB."""
     program = (
         "import resource, sys\n"
         "from pathlib import Path\n"

@@ -207,7 +207,7 @@ def leave_half_an_upload(folder: Folder, step: int, generation: int, unique: str
     return name
 
 
-def test_partial_upload_is_no_point_and_stays_while_its_writer_may_live(folder: Folder) -> None:
+def test_partial_upload_does_not_count_as_a_point_and_stays_while_its_writer_may_live(folder: Folder) -> None:
     half = leave_half_an_upload(folder, 9, 1)
     assert folder.place().scan() == []
     save(folder.place(leftover_age_s=0), 10, 1)
