@@ -136,7 +136,10 @@ def test_a_check_ends_a_script_that_a_thread_keeps_alive(
 def test_check_passes_a_script_that_recovers_exactly_and_leaves_nothing_behind(shell: Shell) -> None:
     assert shell.run("healthy", HEALTHY, "--check") == 0
     equal = "5, 6, 7, 8, 9, 10, 11, 12, 16, 17, 32"  # an epoch has 15
-    assert f"check passed: 11 steps were taken twice with equal bits ({equal}); in steps 1 to 32, " in shell.output
+    said = (
+        f"check passed: 11 steps were taken twice with equal bits ({equal}), and 17, 18, 19, 20, 32 once more in new "
+    )
+    assert f"{said}processes; in steps 1 to 32, " in shell.output
     left = [one.name for one in (shell.folder / "healthy").iterdir()]
     assert left == ["train.py"], "not even the folder for the script's own checkpoints"
     assert not list(shell.folder.glob("samebits-check-*"))
@@ -146,6 +149,14 @@ def test_check_fails_a_script_with_hidden_state_and_names_its_line(shell: Shell)
     assert shell.run("hidden", SCRIPT, "--check") == HiddenStateError.exit_code
     assert f"hidden state: seen (train.py:{LINE}) changed outside the state" in shell.output
     assert "Fix: " in shell.output
+
+
+def test_check_finds_in_new_processes_what_only_the_first_step_sets(shell: Shell) -> None:
+    first = 'os.environ.setdefault("FIRST", str(float(x.mean()))); x = x - float(os.environ["FIRST"])'
+    script = HEALTHY.replace("optimizer.zero_grad()", f"optimizer.zero_grad(); {first}")
+    assert shell.run("first", script, "--check") == HiddenStateError.exit_code
+    assert "step 17 came out different in state.model." in shell.output
+    assert "when new processes continued from a checkpoint" in shell.output
 
 
 def test_job_that_repeats_steps_ends_with_the_same_bits(shell: Shell) -> None:

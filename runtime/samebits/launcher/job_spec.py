@@ -154,13 +154,13 @@ class JobSpec:
         return replace(self, folder=folder, interpreter=interpreter, script=script, args=args, environment=environment)
 
 
-def keep(log_dir: Path, start: JobSpec, *, has_pointer: bool = True) -> str:
+def keep(log_dir: Path, start: JobSpec) -> str:
     """Write the start to its log folder, readable by this user only.
 
     Args:
         log_dir: the log folder.
-        start: the start.
-        has_pointer: whether to write a pointer to the place where commands look for a job's log folder.
+        start: the start. Unless it is that of a check, a pointer is written to the place where commands look for a
+            job's log folder.
 
     Returns:
         Why there is no pointer, for example because the folder is read-only, and what that means; empty if there is
@@ -206,7 +206,7 @@ def keep(log_dir: Path, start: JobSpec, *, has_pointer: bool = True) -> str:
     text = json.dumps(_recoded(content, _stored), indent=1)
     durable.write_file_atomically(log_dir / START_FILE, f"{text}\n".encode())
     usual = start.folder / USUAL_LOG_DIR
-    if not has_pointer or log_dir.resolve() == usual.resolve():
+    if start.environment.get("HIDDEN_STATE") == "check" or log_dir.resolve() == usual.resolve():
         return ""
     found, below = log_dir.resolve(), start.folder.resolve()
     led_to = found.relative_to(below) if found.is_relative_to(below) else found  # a relative path survives a move

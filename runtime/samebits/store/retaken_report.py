@@ -24,6 +24,7 @@ class RetakenReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         steps: the step up to which the script has trained.
         equal: the steps whose results were bit-identical each time.
+        restarted: the steps whose results were also bit-identical in new processes.
         skipped: the reasons why steps were not compared, one sentence each.
         named: a sentence about values that changed outside the state; "" if there are none.
         failure: a sentence about the step whose results differed; "" if there is none.
@@ -33,6 +34,7 @@ class RetakenReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     steps: int = 0
     equal: tuple[int, ...] = ()
+    restarted: tuple[int, ...] = ()
     skipped: tuple[str, ...] = ()
     named: str = ""
     failure: str = ""

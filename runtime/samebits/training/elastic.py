@@ -17,13 +17,14 @@ from samebits.core.point import Point
 from samebits.errors import CommunicationError, HostsUpdatedInterrupt, UsageError
 from samebits.service import log
 from samebits.service.agent import Agent
-from samebits.store.retaken_report import RetakenReport, write_report
+from samebits.store.retaken_report import RetakenReport, read_report, write_report
 from samebits.training.checkpoint.rollback_copies import bytes_in, has_room_for
 from samebits.training.group import ddp
 from samebits.training.group.calling_place import calling_place, place_of
 from samebits.training.process import context
 from samebits.training.process.context import Worker
 from samebits.training.run.elastic_run import ElasticRun
+from samebits.training.run.restarted_steps import Restart
 from samebits.training.run.retaken_steps import Extent, RetakenSteps
 from samebits.training.state.base_state import State
 from samebits.training.state.data.sampler import ElasticSampler
@@ -196,7 +197,19 @@ def _retaken_steps(
 
     code = getattr(inspect.unwrap(function), "__code__", None)
     has_tail = code is not None and runs_more_after_loops(code)
-    return RetakenSteps(state, extent, lambda: look.findings, has_room, tell, has_tail=has_tail)
+    agent = process.agent
+    is_check = extent is Extent.CHECK
+    return RetakenSteps(
+        state,
+        extent,
+        lambda: look.findings,
+        has_room,
+        tell,
+        has_tail=has_tail,
+        restart=Restart(settings.log_dir, lambda: agent.committed_point) if is_check else None,
+        report=read_report(settings.log_dir) if is_check else None,
+        set_at_first=lambda: look.set_at_first,
+    )
 
 
 def _tell_of_hidden(process: Worker, state: State, texts: Sequence[str]) -> None:

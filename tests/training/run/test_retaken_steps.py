@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import linecache
 import runpy
@@ -17,6 +18,7 @@ from samebits.errors import HiddenStateError
 from samebits.store.retaken_report import RetakenReport
 from samebits.training import elastic
 from samebits.training.process import context
+from samebits.training.run.restarted_steps import Restart
 from samebits.training.run.retaken_steps import Extent, Ranks, RetakenSteps
 from samebits.training.state.base_state import State
 from samebits.training.state.object_state import ObjectState
@@ -46,6 +48,7 @@ class Passes(Commits):
 
     def __init__(self, state: State, retaken: RetakenSteps) -> None:
         self._retaken = retaken
+        self.saved: Any = None
         super().__init__(state)
 
     def save(self) -> None:
@@ -53,12 +56,18 @@ class Passes(Commits):
         self._state.takes_again(False)
         self._retaken.committed(self.count + 1, ALONE)
         super().save()
+        if isinstance(self._state, ObjectState) and self._retaken.has_own_saves and self._retaken.saves(self.count):
+            self.saved = self._state.completed_steps, copy.deepcopy(self._state.contents())
 
     def go_back(self) -> None:
         point = self._state.recall()
         assert point == Point(self._state.completed_steps, 1)
         self._state.begin(point)
         self._state.takes_again(True)
+
+
+class Ended(BaseException):
+    """Ends a run where a check ends its process."""
 
 
 class Checked:
@@ -71,6 +80,7 @@ class Checked:
         self.findings: list[HiddenChange] = []
         self.reports = [RetakenReport()]
         self.session: Passes | None = None
+        self.restarts = False
         patch.setattr(elastic, "run", self._run)
         patch.setattr(context, "get_rank", lambda: 0)
         patch.setattr(context, "get_world_size", lambda: 1)
@@ -83,10 +93,24 @@ class Checked:
                 Commits(state)
                 return function(state)
             has_room, has_tail = lambda _: self.has_room, runs_more_after_loops(function.__code__)
+            before = self.session.saved if self.session is not None and self.restarts else None
+            restart = Restart(self.path.parent, self._saved_by_all, self._end) if self.restarts else None
             retaken = RetakenSteps(
-                state, self.extent, lambda: self.findings, has_room, self.reports.append, has_tail=has_tail
+                state,
+                self.extent,
+                lambda: self.findings,
+                has_room,
+                self.reports.append,
+                has_tail=has_tail,
+                restart=restart,
+                report=self.report,
             )
             self.session = Passes(state, retaken)
+            if before is not None:
+                assert retaken.follow(0)
+                assert not list(self.path.parent.glob("check_of_*")), "a further loss has nothing to compare"
+                state.load(before[1], own=True)
+                state.begin(Point(before[0], 1))
 
             def called() -> None:
                 function(state)
@@ -96,6 +120,13 @@ class Checked:
             return retaken.run(called, self.session.go_back)
 
         return call
+
+    def _saved_by_all(self) -> Point:
+        assert self.session is not None
+        return Point(self.session.saved[0], 1)
+
+    def _end(self) -> None:
+        raise Ended
 
     @property
     def report(self) -> RetakenReport:
@@ -329,3 +360,58 @@ def test_records_of_a_handler_may_differ(checked: Checked) -> None:
         checked.run(text.replace("RECORDS", "()"))
     checked.run(text.replace("RECORDS", "('entries',)"))
     assert checked.report.equal == (5, 6, 7, 8, 9, 10, 11, 12, 16)
+
+
+FIRST = """
+import queue
+first = queue.Queue()  # not followed
+"""
+
+
+def test_script_that_recovers_exactly_passes_in_new_processes(checked: Checked) -> None:
+    checked.restarts = True
+    text = script(before="x = x + torch.randn(()) + F.dropout(x)")
+    with pytest.raises(Ended):
+        checked.run(text)
+    assert not checked.report.is_over
+    checked.run(text)
+    report = checked.report
+    assert (report.equal, report.restarted) == ((5, 6, 7, 8, 9, 10, 11, 12, 16), (17, 18))
+    assert (report.failure, report.steps, report.has_returned) == ("", 18, True)
+
+
+def test_value_that_only_the_first_step_sets_is_found_in_new_processes(checked: Checked) -> None:
+    checked.restarts = True
+    text = script(top=FIRST, before="if first.empty():\n    first.put(x.mean())\nx = x - first.queue[0]")
+    with pytest.raises(Ended):
+        checked.run(text)
+    with pytest.raises(HiddenStateError, match=r"^step 17 came out different in state\.model.* when new processes"):
+        checked.run(text)
+    assert checked.report.is_over
+
+
+def test_error_that_only_a_new_process_raises_is_found(checked: Checked) -> None:
+    checked.restarts = True
+    text = script(top=FIRST, before="if state.step == 0:\n    first.put(1)\nassert not first.empty()")
+    with pytest.raises(Ended):
+        checked.run(text)
+    with pytest.raises(AssertionError):
+        checked.run(text)
+    assert checked.report.failure.startswith(
+        "called in a new process from the commit of step 16, as after a loss there"
+    )
+
+
+def test_training_that_ends_earlier_in_new_processes_is_found(checked: Checked) -> None:
+    checked.restarts = True
+    text = script(top=FIRST, before="if state.step == 0: first.put(1)\nif first.empty(): return")
+    with pytest.raises(Ended):
+        checked.run(text)
+    with pytest.raises(HiddenStateError, match=r"^training ended at step 16, before step 17, when new processes"):
+        checked.run(text)
+
+
+def test_script_too_short_for_new_processes_is_reported(checked: Checked) -> None:
+    checked.restarts = True
+    checked.run(script().replace("state.epoch < 3", "state.epoch < 1"))
+    assert checked.report.skipped == ("steps in new processes: the script ended before its 7th commit",)

@@ -600,9 +600,107 @@ HIDDEN = {
         """,
         after="net.active += 1  # moved",
     ),
+    "first batch kept in a dict": script(
+        top="first = {}",
+        before="""
+        first.setdefault("x", x)  # moved
+        x = x - first["x"].mean()
+        """,
+    ),
+    "statistics of the first forward pass": script(
+        top="""
+        class Whitening:
+            def __init__(self): self.mean = None
+            def __call__(self, x):
+                if self.mean is None:
+                    self.mean = x.mean(0)  # moved
+                return x - self.mean
+        whitening = Whitening()
+        """,
+        before="x = whitening(x)",
+    ),
+    "first loss in a local": script(
+        enter="base = None",
+        loss="""
+        if base is None:
+            base = float(loss.detach())  # moved
+        loss = loss / base + (loss / base) ** 2
+        """,
+    ),
+    "losses of the first steps": script(
+        top="warm = []",
+        loss="""
+        if len(warm) < 2:
+            warm.append(loss.item())  # moved
+        loss = loss / sum(warm)
+        """,
+    ),
+    "first gradient norm in an optimizer": script(
+        top="""
+        class Scaled(torch.optim.SGD):
+            def __init__(self, *given, **more): super().__init__(*given, **more); self.norms = []
+            def step(self, closure=None):
+                norm = nn.utils.get_total_norm([p.grad for g in self.param_groups for p in g["params"]])
+                if not self.norms:
+                    self.norms.append(float(norm))  # moved
+                for g in self.param_groups:
+                    for p in g["params"]: p.grad.div_(self.norms[0])
+                return super().step(closure)
+        optimizer = Scaled(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5)
+        """,
+    ),
+    "weights of the first step, by name": script(
+        top="anchor = {}",
+        loss="""
+        for name, one in model.named_parameters():
+            if name not in anchor:
+                anchor[name] = one.detach().clone()  # moved
+        loss = loss + sum((one - anchor[name]).square().sum() for name, one in model.named_parameters())
+        """,
+    ),
 }
 
 HARMLESS = {
+    "mask of the first batch's shape": script(
+        top="""
+        class Mask:
+            def __init__(self): self.mask = self.shape = None
+            def __call__(self, x):
+                if self.mask is None:
+                    self.mask = torch.triu(torch.ones(x.size(1), x.size(1), device=x.device))[0].type_as(x)
+                    self.shape = x.shape
+                return x * self.mask
+        mask = Mask()
+        """,
+        before="x = mask(x)",
+    ),
+    "table that grows with the longest batch": script(
+        top="""
+        class Table:
+            def __init__(self): self.length, self.cos = 0, None
+            def __call__(self, x):
+                n = x.shape[-1]
+                if n > self.length:
+                    self.length, self.cos = n, (torch.arange(n, device=x.device).type_as(x) / n).cos().to(x.device)
+                return x * self.cos[:n]
+        table = Table()
+        tables = {}
+        def of(n):
+            if n not in tables:
+                tables[n] = torch.linspace(1, 2, n)
+            return tables[n]
+        """,
+        before="x = table(x) * of(x.size(1))",
+    ),
+    "first loss that is only printed": script(
+        top="first = {}",
+        after="""
+        if "loss" not in first:
+            first["loss"] = loss.item()
+        logging.debug("%s", loss.item() / first["loss"])
+        """,
+    ),
     "function that gets the batch and commits": script(
         top="""
         def step(state, batch, x, y):

@@ -1,7 +1,8 @@
 """``run --check``: find out whether a script would recover exactly, without training it and without killing a process.
 
 The script runs as a separate job in separate folders. Its workers compute some steps twice and record the results
-(``training.run.retaken_steps``). This command starts the job, ends it once nothing is left to compare, and reports.
+(``training.run.retaken_steps``). New processes then repeat the last steps (``training.run.restarted_steps``).
+This command starts the job, ends it once nothing is left to compare, and reports.
 """
 
 from __future__ import annotations
@@ -43,14 +44,16 @@ _SETTINGS = {
     "ENABLE_RECOVERY": "1",
     "HIDDEN_STATE": "check",
     "DIE_WITH_ME": "1",
-    "MAX_RESTARTS": "0",
+    "MAX_RESTARTS": "1",
+    "REGISTER_COOLDOWN": "0",
+    "SHARD_COPY_EVERY": "off",
     "SPARE_NUM": "0",
     "AUDIT": "0",
     "CONSISTENCY": "majority:0",
     "DASHBOARD": "",
     "CLUSTER_SECRET": "",
 }
-"""Settings of a check's job: only repeated steps are compared, and no worker is restarted."""
+"""Settings of a check's job: only repeated steps are compared, and each worker is replaced once."""
 
 
 def main(words: Sequence[str], request: RunRequest) -> int:
@@ -150,7 +153,12 @@ def _cause(folder: Path, output: Path) -> str:
 def _counted(report: RetakenReport) -> str:
     if not report.equal:
         return "no step was taken twice"
-    return f"{len(report.equal)} steps were taken twice with equal bits ({', '.join(map(str, report.equal))})"
+    text = f"{len(report.equal)} steps were taken twice with equal bits ({_listed(report.equal)})"
+    return f"{text}, and {_listed(report.restarted)} once more in new processes" if report.restarted else text
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps))
 
 
 def words_of_job(words: Sequence[str], request: RunRequest) -> list[str]:

@@ -419,7 +419,7 @@ def prepare(ready: PreparedJob, *, fresh: bool) -> None:
             clear(settings, "samebits run", say)
         remove_dead_pid_files(settings.log_dir)
         remove_reports(settings.log_dir)
-        if unfound := job_spec.keep(settings.log_dir, start, has_pointer=settings.hidden_state != "check"):
+        if unfound := job_spec.keep(settings.log_dir, start):
             say(unfound)
         if settings.enable_recovery and start.has_scheduler:
             owner.make_token(settings.log_dir)

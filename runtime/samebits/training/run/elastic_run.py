@@ -233,7 +233,7 @@ class ElasticRun:
         self._agent.step = step
         if self._replay is not None:
             self._replay.committed(step)
-        if points.due.is_at(step):  # called on every rank, even if its disk fails
+        if self._is_save_due(step):  # called on every rank, even if its disk fails
             began_s = time.monotonic()
             state.look_before_save()
             with points.due.saving():
@@ -244,6 +244,11 @@ class ElasticRun:
             points.leave_out(step)
         self._agent.pace = self._step_times.commit_ends(step)
         self._process.device_view.committed()
+
+    def _is_save_due(self, step: int) -> bool:
+        if self._retaken is not None and self._retaken.has_own_saves:
+            return self._retaken.saves(self._points.commits)
+        return self._points.due.is_at(step)
 
     # ---- steps that are taken twice to find hidden state
 
@@ -461,7 +466,8 @@ class ElasticRun:
         if not is_first or generation.world_size != process.admitted.world_size:
             self._state.on_reset()
         self._formed = formed
-        if self._retaken is not None and (not is_first or generation.restore is not None):
+        is_resumed = not is_first or generation.restore is not None
+        if self._retaken is not None and is_resumed and not (is_first and self._retaken.follow(generation.rank)):
             self._retaken.give_up("the job's members have changed")
         self._restore(generation, formed)
         self._points.exchange_copies(formed)

@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from samebits.errors import CheckpointError, GenerationEndedError, HiddenStateError
+from samebits.errors import CheckpointError, GenerationEndedError, HiddenStateError, JobStoppedError
 from samebits.printable import IN_LOGS, printable
 from samebits.service import log
 from samebits.store.retaken_report import RetakenReport
 from samebits.training import value_trees
 from samebits.training.group.calling_place import place_of
 from samebits.training.group.failure import is_communication_failure
+from samebits.training.run.restarted_steps import SAVED_AT, PassDigests, Restart
 from samebits.training.state import snapshot
 from samebits.training.state.base_state import State
 from samebits.training.state.object_state import ObjectState
@@ -42,7 +43,6 @@ _MOST_CHARS = 300
 _DIFFERS, _NAMES, _COMES_AGAIN = 1, 2, 4
 """Flags that a rank sends to the others: its state differs; it has findings; its last two passes are equal."""
 
-PassDigests = dict[str, int]
 Result = TypeVar("Result")
 
 
@@ -84,6 +84,9 @@ class RetakenSteps:
         has_room: returns whether this host's memory has room for a copy of these contents.
         tell: called with the report whenever it has changed.
         has_tail: whether the training function has statements after its loop.
+        restart: replaces all processes once the steps were retaken, and tells what to compare then; None: they stay.
+        report: the report so far, of the processes before.
+        set_at_first: returns the values that this process's first step has set.
     """
 
     def __init__(
@@ -95,6 +98,9 @@ class RetakenSteps:
         tell: Callable[[RetakenReport], None],
         *,
         has_tail: bool = False,
+        restart: Restart | None = None,
+        report: RetakenReport | None = None,
+        set_at_first: Callable[[], Sequence[HiddenChange]] = tuple,
     ) -> None:
         self._state = state
         self._extent = extent
@@ -102,12 +108,15 @@ class RetakenSteps:
         self._has_room = has_room
         self._tell = tell
         self._has_tail = has_tail
-        self._report = RetakenReport()
+        self._restart = restart
+        self._report = report or RetakenReport()
+        self._set_at_first = set_at_first
         self._passes: list[PassDigests] = []
         self._is_over = False
         self._epochs: tuple[int, ...] | None = None  # the epochs at the last commit
         self._after_epoch: int | None = None  # steps retaken after the first epoch's end; None before it
         self._step = 0  # the last commit's step
+        self._is_new_step = False  # the last commit has a later step than the one before
 
     @property
     def is_over(self) -> bool:
@@ -138,7 +147,8 @@ class RetakenSteps:
                     self._failure(str(error))
                 raise
             except Exception as error:
-                if self.is_under_way and not is_communication_failure(error):
+                is_compared = self.is_under_way or (self._follows and not self._is_over)
+                if is_compared and not (isinstance(error, JobStoppedError) or is_communication_failure(error)):
                     self._failed_in_pass(error)
                 raise
             go_back()  # outside the handler, so that the traceback no longer keeps the first pass alive
@@ -150,7 +160,12 @@ class RetakenSteps:
             TakeStepAgain: the step must be taken once more.
             HiddenStateError: the results differ, and the job must not train further.
         """
-        if self._is_over or not (self._passes or self._is_wanted(commit)):
+        if self._is_over:
+            return
+        if self._follows:
+            self._compare_with_earlier(ranks)
+            return
+        if not (self._passes or self._is_wanted(commit)):
             return
         found, problem = _digests_of(self._state)
         if not all(ranks.gather(not problem)):  # either all ranks go back, or none
@@ -170,6 +185,8 @@ class RetakenSteps:
             HiddenStateError: the results differ.
         """
         state = self._state
+        if self._follows and not self._is_over and (left := sorted(self._expected)):
+            raise self._differs_after_restart(f"training ended at step {state.completed_steps}, before step {left[0]},")
         holds = isinstance(state, ObjectState) and state.holds_copy and not state.uncommitted_steps
         if self._is_over or self._extent is not Extent.CHECK or not holds:
             return
@@ -180,18 +197,26 @@ class RetakenSteps:
         self._passes.append(found)
         if len(self._passes) == 1:
             raise TakeStepAgain("what follows the last commit is done a second time")
-        self._judge(f"what follows step {state.completed_steps}'s commit", ranks)
+        if self._judge(f"what follows step {state.completed_steps}'s commit", ranks):
+            self._replace_processes(ranks, has_returned=True)
 
     def committed(self, commit: int, ranks: Ranks) -> None:
         """Copy the state, which is about to become commit number ``commit``, if later steps are retaken."""
         state = self._state
         self._passes.clear()
+        self._is_new_step = state.completed_steps > self._step
         self._step, self._epochs = state.completed_steps, epochs_of(state)
-        if not self._is_over and self._is_complete(commit):
+        if self._follows or self._is_over:
+            pass
+        elif self._is_complete(commit):
             if self._extent is Extent.CHECK and self._has_tail:
                 tail = f"what the training function does after its last commit: it still trained at commit {commit}"
                 self._change(skipped=(*self._report.skipped, tail))
+            self._record(commit, is_last=True)
+            self._replace_processes(ranks)
             self._end()
+        else:
+            self._record(commit)
         if self._is_over and isinstance(state, ObjectState):
             state.hold_copy(on=False)  # the live state is a commit only here, so the copy can be freed
         elif commit == _FIRST - 1:
@@ -208,6 +233,84 @@ class RetakenSteps:
     def named(self) -> None:
         """Add the values that changed outside the state to the report."""
         self._change(named=sentence_of(self._findings()))
+
+    # ---- in new processes
+
+    @property
+    def has_own_saves(self) -> bool:
+        """Whether :meth:`saves` decides which commits are saved, instead of the script's schedule."""
+        return self._restart is not None
+
+    def saves(self, commit: int) -> bool:
+        """Return whether to save the commit that was just made."""
+        assert self._restart is not None
+        return self._restart.saves(commit, self._step, is_after_epoch=self._after_epoch == 1)
+
+    def follow(self, rank: int) -> bool:
+        """Compare the following commits with those of this rank's last process; return False if it left none."""
+        return self._restart is not None and self._restart.follow(rank)
+
+    @property
+    def _follows(self) -> bool:
+        return self._restart is not None and self._restart.expected is not None
+
+    @property
+    def _expected(self) -> dict[int, PassDigests]:
+        assert self._restart is not None
+        assert self._restart.expected is not None
+        return self._restart.expected
+
+    def _record(self, commit: int, *, is_last: bool = False) -> None:
+        restart = self._restart
+        if restart is None or not self._is_new_step or not (is_last or restart.wants(commit)):
+            return
+        found, problem = _digests_of(self._state)
+        if not problem:
+            restart.record(self._step, found)
+
+    def _replace_processes(self, ranks: Ranks, *, has_returned: bool = False) -> None:
+        """End all processes, so that new ones repeat the last steps, if there are any to compare."""
+        restart = self._restart
+        if restart is None or self._report.named or self._findings():
+            return  # a value is named already, and the check fails
+        if not all(ranks.gather(restart.has_records)):
+            why = f"steps in new processes: the script ended before its {SAVED_AT[0] + 1}th commit"
+            self._change(skipped=(*self._report.skipped, why))
+        elif not all(ranks.gather(restart.await_checkpoint())):
+            self._change(skipped=(*self._report.skipped, "steps in new processes: no checkpoint could be saved"))
+        else:
+            self._change()
+            restart.replace_process(ranks.rank, lambda: ranks.gather(1), has_returned=has_returned)
+
+    def _compare_with_earlier(self, ranks: Ranks) -> None:
+        """Compare this commit with the one that the processes before made of the same step.
+
+        Raises:
+            HiddenStateError: the results differ.
+        """
+        step = self._state.completed_steps
+        before = self._expected.pop(step, None)
+        if before is None:
+            return
+        found, _ = _digests_of(self._state)
+        differing = sorted(name for name in before | found if before.get(name) != found.get(name))
+        told = ranks.gather(bool(differing))
+        if any(told):
+            names = ranks.share(", ".join(differing[:_NAMED]), told.index(True))
+            raise self._differs_after_restart(f"step {step} came out different in {names}")
+        self._step = step
+        self._change(restarted=(*self._report.restarted, step))
+        if not self._expected and self._restart is not None and not self._restart.had_returned:
+            self._end()
+
+    def _differs_after_restart(self, what: str) -> HiddenStateError:
+        found = self._set_at_first()
+        named = f". Its first step set {', '.join(map(str, found[:_NAMED]))}" if found else ""
+        return self._failure(
+            f"{what} when new processes continued from a checkpoint, as after a loss: the script keeps a value that a "
+            f"new process computes anew, such as one that only the first step sets{named}. Fix: keep it in "
+            "TorchState(…), or compute it from the state"
+        )
 
     # ---- which steps
 
@@ -251,7 +354,8 @@ class RetakenSteps:
         if self._extent is Extent.JOB:
             return commit >= _LAST_OF_A_JOB
         is_after_epoch = not self._epochs or (self._after_epoch is not None and self._after_epoch >= _AFTER_EPOCH)
-        return commit >= _MIDDLE_TO and is_after_epoch
+        is_recorded = self._restart is None or self._restart.is_complete(commit)
+        return commit >= _MIDDLE_TO and is_after_epoch and is_recorded
 
     # ---- what the passes show
 
@@ -292,8 +396,10 @@ class RetakenSteps:
 
     def _failed_in_pass(self, error: Exception) -> None:
         """Report an error in the script that occurs only when a step is retaken."""
+        called = "called in a new process" if self._follows else "called again"
+        step = self._state.completed_steps if self._follows else self._step
         self._change(
-            failure=f"called again from the commit of step {self._step}, as after a loss there, the training function "
+            failure=f"{called} from the commit of step {step}, as after a loss there, the training function "
             f"failed at {place_of(error)}: {type(error).__name__}: {printable(str(error), _MOST_CHARS, IN_LOGS)}. Fix: "
             "let it begin at any step, including the last of an epoch, where the loop over the loader has no batch left"
         )
@@ -307,7 +413,7 @@ class RetakenSteps:
     def _change(self, **changes: Any) -> None:
         before = self._report
         values = {name: getattr(before, name) for name in before.__struct_fields__}
-        self._report = RetakenReport(**{**values, "steps": self._step, **changes})
+        self._report = RetakenReport(**{**values, "steps": max(self._step, before.steps), **changes})
         self._tell(self._report)
 
 

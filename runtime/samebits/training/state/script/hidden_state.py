@@ -17,7 +17,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -40,6 +40,7 @@ from samebits.training.state.script.fingerprints import (
     items_of,
     scope_of,
 )
+from samebits.training.state.script.first_step import EmptyValues, is_empty
 from samebits.training.state.script.statements import Path
 from samebits.training.state.script.training_slice import Outside, ScriptFunctions, SourceLine
 
@@ -203,6 +204,9 @@ class HiddenStateLook:
         self._told: set[str | _Place] = set()
         self._script: ScriptFunctions | None = None
         self.findings: list[HiddenChange] = []
+        self.set_at_first: list[HiddenChange] = []
+        self._before: EmptyValues | None = None  # until the first look
+        self._first: list[tuple[_Watched, HiddenChange]] = []  # set by the first step from data, until reported
         self._began = 0.0
         self._started = math.inf  # when the first look began
         self._looked_at = 0  # the last commit with a look
@@ -214,6 +218,10 @@ class HiddenStateLook:
     def called(self) -> None:
         """Note that the training function is about to be called, so that its locals will be new."""
         self._is_new_call = True
+        if self._before is None and not self._commits:
+            began = time.thread_time()
+            self._before = EmptyValues(self._function, _objects_of(self._state()))
+            self.spent_s += time.thread_time() - began
 
     def committed(self, *, is_again: bool = False) -> bool:
         """Look if a look is due at this commit; return whether later commits should be looked at.
@@ -275,6 +283,7 @@ class HiddenStateLook:
         if self._commits == _FIRST:
             self._watched = self._find(frames.values(), handled)[:_MOST_WATCHED]
             self._prints = self._fingerprints(frames, handled)
+            self._find_set_at_first(frames, handled)
             self._epochs = epochs_of(state)
             self._settings = {name: read() for name, read in _SETTINGS.items()}
             return True
@@ -288,6 +297,27 @@ class HiddenStateLook:
         if self._commits >= _LAST:
             self._report()
         return True
+
+    def _find_set_at_first(self, frames: dict[types.CodeType, types.FrameType], handled: _Handled) -> None:
+        """Find the watched values that were empty before the function's first call, and hold data now."""
+        before, self._before = self._before, None
+        script = self._script
+        if script is None:
+            return
+        for one in self._prints:
+            if self._is_late():
+                return
+            local_of = one.owner if isinstance(one.owner, types.CodeType) and _is_local(one) else None
+            if local_of is not None:
+                is_new = len(one.path) == 1 and script.read[local_of].is_set_once(one.path[0])
+            else:
+                is_new = before is not None and before.holds(*self._places[one][-1])
+            if not is_new or is_empty(self._value(one, frames, handled)):
+                continue
+            finding, place = self._finding(one), script.line_from_data(_path_in_source(one), is_local_of=local_of)
+            self.set_at_first.append(finding)
+            if place is not None:
+                self._first.append((one, replace(finding, place=place)))
 
     def _changed_settings(self) -> list[HiddenChange]:
         """Return the settings that have changed since the first look, at the training function's first line."""
@@ -425,6 +455,11 @@ class HiddenStateLook:
             if place not in holders and not {finding.name, place} & self._told:
                 findings.append(finding)
                 self._told |= {finding.name, *self._places[one]}
+        for one, finding in self._first:
+            if not {finding.name, self._places[one][-1]} & self._told:
+                findings.append(finding)
+                self._told |= {finding.name, *self._places[one]}
+        self._first.clear()
         self.findings += findings
         if findings:
             self._tell(findings)
@@ -434,7 +469,7 @@ class HiddenStateLook:
         assert self._script is not None
         owner = one.owner if isinstance(one.owner, types.CodeType) else one.owner()
         code = owner.__code__ if type(owner) is types.FunctionType else owner
-        return self._script.changing_line(one.path, code if isinstance(code, types.CodeType) else None)
+        return self._script.changing_line(_path_in_source(one), code if isinstance(code, types.CodeType) else None)
 
     def _finding(self, one: _Watched) -> HiddenChange:
         kind = _KINDS.get(self._prints[one][0], "") if type(self._prints[one]) is tuple else ""
@@ -445,8 +480,18 @@ class HiddenStateLook:
         return HiddenChange(name, kind, self._line_of(one) or one.read)
 
 
+def _objects_of(state: Any) -> list[object]:
+    return [handler.value for handler in attributes_of(state).get("handlers", {}).values()]
+
+
 def _is_in(value: Any, name: str) -> bool:
     return name in attributes_of(value) or dict.__contains__(value, name)
+
+
+def _path_in_source(one: _Watched) -> Path:
+    """Return the path as functions spell it: that of an object begins with a name of its own in each of them."""
+    owner = one.owner if isinstance(one.owner, types.CodeType) else one.owner()
+    return one.path if isinstance(owner, (types.CodeType, types.FunctionType)) else ("", *one.path)
 
 
 def _is_local(one: _Watched) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from samebits.training.group.calling_place import is_library
 from samebits.training.state.script.fingerprints import (
@@ -128,6 +129,7 @@ class Statements:
         self._values = values
         self._scope = scope
         self.steps: list[Statement] = []
+        self.batches: set[str] = set()  # variables of loops over a loader
         self.called: set[str] = set()  # names of methods called on objects that have no name themselves
         self._of: dict[ast.AST, Statement] = {}
         self._aliases: set[str] = set()  # names that refer to parameters or parameter groups
@@ -185,6 +187,8 @@ class Statements:
                 self._read(value, step)
                 self._write(target, value, step)
                 self._alias(target, value)
+                if any(has_type(self.value((one.id,)), DataLoader) for one in ast.walk(value) if type(one) is ast.Name):
+                    self.batches |= {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
                 step.changes |= {path for path in [path_of(value)] if path}
             case ast.While(test=test) | ast.If(test=test):
                 self._read(test, step)

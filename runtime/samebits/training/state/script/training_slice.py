@@ -34,6 +34,7 @@ from samebits.training.state.script.fingerprints import (
     scope_of,
     type_line,
 )
+from samebits.training.state.script.first_step import fills_from_data
 from samebits.training.state.script.statements import (
     Call,
     Path,
@@ -163,6 +164,28 @@ class ScriptFunctions:
                     if is_same and code is not beside and (len(path) > 1 or path[0] not in code.co_varnames):
                         return SourceLine(code.co_filename, step.line)
         return None if function is None else function.changing_line(path, _touch)
+
+    def line_from_data(self, path: Path, *, is_local_of: types.CodeType | None) -> SourceLine | None:
+        """Return the first line that computes this value from data; None if no line does, or one counts it on.
+
+        Args:
+            path: the value.
+            is_local_of: the function whose local variable it is; None for a value that outlives the call.
+        """
+        found: list[SourceLine] = []
+        for code, function in self.read.items():
+            if is_local_of not in (None, code) or (
+                is_local_of is None and path[0] in code.co_varnames and len(path) < 2
+            ):
+                continue
+            for node, step in function.statements():
+                if any(one[-1] == path[-1] and (len(one) > 1) == (len(path) > 1) for one in step.writes | step.changes):
+                    found += (
+                        [SourceLine(code.co_filename, step.line)]
+                        if fills_from_data(node, function.node, function.batches)
+                        else []
+                    )
+        return min(found, key=lambda one: one.line, default=None)
 
     def expand(self, value: object, read: SourceLine, depth: int = 0) -> list[Outside] | None:
         """Return the values on which an object that is used as a whole depends; None for a plain value."""
@@ -313,10 +336,31 @@ class Function(Statements):
         """Return whether the script calls ``next()`` on the value, or a loop iterates over it."""
         return any(path in step.changes for step in self.steps)
 
+    def statements(self) -> Iterator[tuple[ast.AST, Statement]]:
+        """Yield all statements with what they read and write."""
+        yield from self._of.items()
+
+    def is_set_once(self, name: str) -> bool:
+        """Return whether a local is empty before the loops, and filled only where it is found empty."""
+        steps = [(node, step) for node, step in self._of.items() if (name,) in step.writes | step.changes]
+        inside = [step for _, step in steps if step.loops]
+        before = [node for node, step in steps if not step.loops]
+        is_empty = bool(before) and all(
+            isinstance(one, (ast.Assign, ast.AnnAssign)) and _is_empty_literal(one.value) for one in before
+        )
+        return (
+            is_empty
+            and bool(inside)
+            and all(any(path[0] == name for guard in step.guards for path in guard.reads) for step in inside)
+        )
+
     def is_memo(self, path: Path) -> bool:
         """Return whether values are added to this dict only for missing keys, as in a cache of pure results."""
-        found = [step for step in self.steps if path in step.changes]
-        return bool(found) and all(any(path in guard.memos for guard in step.guards) for step in found)
+        found = [(node, step) for node, step in self._of.items() if path in step.changes]
+        return bool(found) and all(
+            any(path in guard.memos for guard in step.guards) and not fills_from_data(node, self.node, self.batches)
+            for node, step in found
+        )
 
     def modulus(self, path: Path) -> int | None:
         """Return ``k`` if the slice reads this number only as ``n % k``."""
@@ -437,6 +481,13 @@ class Function(Statements):
                 if not any(is_prefix(one, path) for one in written):
                     found.setdefault(path, SourceLine(self.code.co_filename, step.line))
         written |= step.writes
+
+
+def _is_empty_literal(node: ast.expr | None) -> bool:
+    match node:
+        case ast.Constant(value=None) | ast.Dict(keys=[]) | ast.List(elts=[]):
+            return True
+    return False
 
 
 # ---- source
