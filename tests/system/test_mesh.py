@@ -76,6 +76,23 @@ def test_a_kill_that_leaves_the_shards_at_different_steps_costs_one_step(
     assert [(found[1], found[2]) for found in goes_back(held)] in ([], [("9", "8")])  # rank 1 may have committed it
 
 
+def test_rank_held_while_the_groups_form_is_named_and_a_new_generation_forms(
+    new_job: Callable[..., Job], tmp_path: Path, expected: str
+) -> None:
+    held = new_job(
+        *(*words(("3:backward:5",), tmp_path / "held"), "--hold-forming", "2:2"),
+        script=SCRIPT,
+        settings={"HANG": "end:2", "HEARTBEAT_INTERVAL": "0.2", "REGISTER_COOLDOWN": "0"},
+    )
+    replace(3)(held)
+    place = r"sharded_script\.py:\d+ \(dist\.barrier\)"
+    others = r"workers 0, 1 and 3 wait for it at group/meshes\.py:\d+ \(\w+\)"
+    held.wait_for("scheduler", rf"no step for \d+ s: worker 2 still forms the generation's group at {place}, {others}")
+    assert held.wait_finished() == expected
+    assert held.matches("scheduler", "generation 3 starts .* step 4 of generation 1, in the memory of ranks 0, 1 and 2")
+    assert not goes_back(held), held.tails()
+
+
 def test_everything_killed_goes_on_from_the_disks_also_if_a_rank_has_lost_its_own(
     new_job: Callable[..., Job], tmp_path: Path, expected: str
 ) -> None:
