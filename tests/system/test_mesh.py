@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from samebits.errors import NumericsError
 from tests.system.job import WAIT_S, Job
 from tests.system.kill_list import replace
 
@@ -131,6 +132,18 @@ def test_a_job_resumed_with_another_mesh_is_refused_with_both(new_job: Callable[
             rank, r"different bits than the job: .*mesh 0 is 2 x 1 \(dp_replicate, dp_shard\) here and 2 \(dp_shard\)"
         )
     assert any(job.wait_ended().values())
+
+
+def test_a_mesh_that_differs_from_rank_to_rank_is_refused_with_both(new_job: Callable[..., Job]) -> None:
+    job = new_job("--mesh", "2", "1", "--steps", "2", script=SCRIPT, workers=2)
+    job.start_scheduler()
+    job.start_worker(0)
+    job.use_arguments("--mesh", "2", "--steps", "2")
+    job.start_worker(1)
+    both = r"mesh 0 is 2 \(dp_shard\) here and 2 x 1 \(dp_replicate, dp_shard\)"
+    job.wait_for("scheduler", f"worker 1 would compute different bits than rank 0: .*{both}")
+    assert job.worker(1).wait(WAIT_S) == NumericsError.exit_code
+    job.stop()
 
 
 EXAMPLE = Path(__file__).with_name("mesh_script.py")  # examples/mesh/train.py
