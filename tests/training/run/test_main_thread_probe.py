@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +19,9 @@ from torch.utils.data import DataLoader, Dataset
 from samebits.core.point import Point
 from samebits.core.reports import Phase, Progress
 from samebits.store.checkpoint import MemoryRoom, Writer
+from samebits.training.group import transfer
 from samebits.training.group.calling_place import PACKAGE_FOLDER
+from samebits.training.main_thread_time import main_thread
 from samebits.training.run import main_thread_probe
 from samebits.training.run.main_thread_probe import (
     MainThreadProbe,
@@ -241,3 +243,21 @@ def test_moving_thread_makes_progress_while_the_group_forms(clock: list[float]) 
     for _ in range(2):
         still = look(clock, 3.0, seen)
     assert still is not None and still.still_s == pytest.approx(3.0)
+
+
+def test_thread_that_waits_for_one_message_after_another_makes_progress(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large state arrives in many pieces, and the thread waits for each of them at the same place."""
+    seen = MainThreadProbe(lambda: 1, lambda: 7, forms=True)
+    monkeypatch.setattr(main_thread_probe, "_outwards", lambda _: iter(()))  # always at the same instruction
+    look(clock, 3.0, seen)
+    for _ in range(3):
+        main_thread.waited_for_others(0.0)
+        assert look(clock, 3.0, seen) is None
+
+
+def test_each_piece_of_a_transfer_is_progress() -> None:
+    work, before = SimpleNamespace(wait=lambda: True), main_thread.messages
+    transfer._arrive([work, work])  # type: ignore[list-item]
+    assert main_thread.messages == before + 2

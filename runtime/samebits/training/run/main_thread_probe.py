@@ -23,6 +23,7 @@ from samebits.printable import printable
 from samebits.start_folder import start_folder
 from samebits.tracebacks import is_of_the_script
 from samebits.training.group.calling_place import PACKAGE_FOLDER, TORCH_FOLDER
+from samebits.training.main_thread_time import main_thread
 
 __all__ = ["MainThreadProbe", "expect_pause", "main_thread_cpu_ticks", "place_of"]
 
@@ -61,8 +62,8 @@ class MainThreadProbe:
         step: returns the completed optimizer steps.
         collectives: returns the collectives launched in the generation's group so far.
         step_timeout_s: HANG's timeout in seconds, if set; a stuck rank then reports within half of it.
-        forms: the group is formed and the state restored. No step is completed meanwhile, so a thread that is at
-            another instruction than before makes progress, and its place is one in this package.
+        forms: the group is formed and the state restored. No step is completed meanwhile, so a thread that has left a
+            wait, or is at another instruction than before, makes progress, and its place is one in this package.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class MainThreadProbe:
         self._longest_s = 0.0
         self._cpu_ticks: int | None = None
         self._forms = forms
-        self._stack = 0  # hash of the thread's last position, while the group is formed
+        self._stack = 0  # hash of the thread's last position and waits, while the group is formed
 
     def look(self) -> Progress | None:
         """Return the main thread's position, or None while it makes progress or a pause is expected."""
@@ -150,7 +151,9 @@ def phase_of(frame: FrameType) -> Phase:
 
 
 def _position_of(frame: FrameType | None) -> int:
-    return hash(tuple((id(one.f_code), one.f_lasti) for one in _outwards(frame)))
+    """Return a number that changes when the main thread moves, or waits at the same place for the next message."""
+    stack = tuple((id(one.f_code), one.f_lasti) for one in _outwards(frame))
+    return hash((stack, main_thread.messages))
 
 
 def place_of(frame: FrameType, phase: Phase) -> str:
