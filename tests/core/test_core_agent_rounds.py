@@ -107,14 +107,16 @@ def test_only_the_register_is_sent_before_the_scheduler_has_answered() -> None:
     assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 2, Activity.DONE, 1, RoundId(1, 1), 60)]
 
 
-def test_stall_position_is_sent_with_each_heartbeat_while_training() -> None:
+@pytest.mark.parametrize("stage", [forming, training])
+def test_stall_position_is_sent_with_each_heartbeat_in_a_generation(stage: Callable[[], Desk]) -> None:
     still = Progress(Phase.COMMUNICATION, 812, 10, 9.0, 0.5, rests=True, place="all_reduce")
-    desk = training()
+    desk = stage()
     for _ in range(2):
         desk.now += 1.0
         desk.step(Observed(StallReport(still)))
         desk.step(Passed(60))
         assert desk.reported(StallReport) == [ReportEnvelope(CREDENTIAL, StallReport(still), 1, 60)]
+    desk.step(Trains(1))
     desk.step(Completed(1, 60))
     desk.now += 1.0
     desk.step(Observed(StallReport(still)))

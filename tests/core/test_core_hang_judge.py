@@ -11,7 +11,7 @@ from samebits.core.messages import Activity, GiveUp, Heartbeat, ReportEnvelope, 
 from samebits.core.records import JobInterrupted
 from samebits.core.reports import Phase, Progress, StallReport
 from samebits.core.watch.hang_culprits import Member, different_collectives, find_culprits, sentence
-from samebits.core.watch.hang_judge import FIRST_STEPS_S
+from samebits.core.watch.hang_judge import FIRST_STEPS_S, FORMING_S
 from tests.core.house import House, training_house
 
 WAITS = Progress(Phase.COMMUNICATION, 812, 10, 0.0, 0.5, rests=True, place="all_reduce at train.py:50")
@@ -137,6 +137,44 @@ def test_rank_in_a_collective_of_another_name_is_found_although_the_numbers_agre
     )
     sends, receives = (WAITS._replace(place=f"{name} at train.py:60") for name in ("send", "recv"))
     assert find_culprits([member(0, sends), member(1, receives)]).common is Hang.LINK
+
+
+BUILDS = Progress(Phase.COMMUNICATION, 0, 0, 0.0, 0.0, rests=True, place="group/meshes.py:330 (form_all)")
+SENDS = BUILDS._replace(place="group/transfer.py:93 (send)")
+
+
+def forming(node: int, progress: Progress) -> Member:
+    return Member(str(node), 10, progress, forms=True)
+
+
+def test_rank_elsewhere_than_most_is_named_while_the_group_forms() -> None:
+    found = find_culprits([forming(0, BUILDS), forming(1, SENDS), forming(2, BUILDS)])
+    assert [(one.node, hang) for one, hang in found.culprits] == [("1", Hang.APART)]
+    assert sentence(found, 60.0) == (
+        "no step for 60 s: worker 1 still forms the generation's group at group/transfer.py:93 (send), workers 0 and 2 "
+        "wait for it at group/meshes.py:330 (form_all)"
+    )
+    assert different_collectives(found) == "", "the script's collectives are not the cause"
+
+
+def test_rank_that_still_forms_is_named_if_others_train() -> None:
+    found = find_culprits([member(0, WAITS), forming(1, BUILDS), member(2, WAITS)])
+    assert [one.node for one, _ in found.culprits] == ["1"]
+    assert sentence(found, 60.0).endswith("workers 0 and 2 wait for it in all_reduce #812")
+
+
+def test_two_ranks_at_different_places_are_both_named_while_the_group_forms() -> None:
+    found = find_culprits([forming(0, BUILDS), forming(1, SENDS)])
+    assert [one.node for one, _ in found.culprits] == ["0", "1"]
+
+
+def test_no_rank_is_blamed_if_all_form_the_group_at_the_same_place() -> None:
+    found = find_culprits([forming(0, BUILDS), forming(1, BUILDS)])
+    assert found.culprits == () and found.common is Hang.LINK
+    assert sentence(found, 60.0) == (
+        "no step for 60 s: all workers form the generation's group at group/meshes.py:330 (form_all), and none "
+        "continues"
+    )
 
 
 def test_evaluation_on_all_ranks_blames_no_rank() -> None:
@@ -273,6 +311,32 @@ def test_collective_stuck_on_all_ranks_forms_a_new_group_and_ends_no_worker() ->
         session for session, sent in house.sent.items() if any(isinstance(one, RoundOpened) for one in sent[-2:])
     }
     assert "the group is formed again after 12 s" in house.notes[0]
+
+
+@pytest.mark.parametrize(("step_timeout_s", "limit_s"), [(6.0, FORMING_S), (2 * FORMING_S, 2 * FORMING_S)])
+def test_group_that_does_not_form_is_formed_again(step_timeout_s: float, limit_s: float) -> None:
+    """No step has been taken, so no limit is learned; the first steps' limit is for ranks that compute."""
+    house = training_house(3, step_timeout_s=step_timeout_s)
+    house.notes.clear()
+
+    def stand(seconds: float, since_s: float) -> float:
+        for second in range(int(seconds)):
+            house.tick(1.0)
+            for node, progress in (("0", BUILDS), ("1", SENDS), ("2", BUILDS)):
+                house.beat(node, Activity.FORMING, step=STEP)
+                credential, still_s = house.credential(node), since_s + second + 1.0
+                stall = StallReport(progress._replace(still_s=still_s))
+                house.receive(credential.session, ReportEnvelope(credential, stall, 1, STEP))
+        return since_s + seconds
+
+    since_s = stand(limit_s - 1, 0.0)
+    assert house.notes == []
+    since_s = stand(2, since_s)
+    assert house.notes[0].startswith(f"no step for {limit_s:.0f} s: worker 1 still forms the generation's group")
+    assert house.notes[0].endswith(f"the group is formed again after {2 * limit_s:.0f} s (HANG=end)")
+    assert house.core.phase() == "training"
+    stand(limit_s + 1, since_s)
+    assert house.core.phase().startswith("forming") and ended(house) == [], "a new round is open"
 
 
 def test_rank_whose_function_returns_early_again_ends_the_job() -> None:

@@ -23,7 +23,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import samebits
+from samebits.core.watch import hang_judge
 from samebits.training.checkpoint.state_points import StatePoints
+from samebits.training.group import meshes
 from samebits.training.group.group import current_breaker
 from samebits.training.process import context
 from tests.system.kill_points import KillPoints
@@ -34,6 +36,7 @@ BATCH = 8
 SAMPLES = 512
 PARTS = 3  # modules that fully_shard is called on: so many reductions does a backward pass have
 POLL_S, HELD_S = 0.002, 120.0
+FORMING_S = 3.0
 NAMES = ("dp_replicate", "dp_shard")
 
 
@@ -71,8 +74,8 @@ class Held:
     The ranks of shard 1 have all their gradients then, and these have not.
     """
 
-    def __init__(self, step: int, present: Callable[[], int]) -> None:
-        self._step, self._present = step, present
+    def __init__(self, step: int, present: Callable[[], int], marks: Path) -> None:
+        self._step, self._present, self._marks = step, present, marks
         self._inner, self._calls = dist.all_reduce, 0
         self._is_over = False
         dist.all_reduce = self._all_reduce
@@ -82,6 +85,7 @@ class Held:
             self._calls += 1
             if self._calls == PARTS:
                 self._is_over = True
+                mark_held(self._marks, self._step)
                 deadline = time.monotonic() + HELD_S
                 while not context.current("a held reduction").agent.interrupted:
                     assert time.monotonic() < deadline, "nobody has ended the generation"
@@ -95,8 +99,8 @@ class HeldBeforeItsStep:
     The ranks of shard 1 take that step.
     """
 
-    def __init__(self, step: int, present: Callable[[], int]) -> None:
-        self._step, self._present = step, present
+    def __init__(self, step: int, present: Callable[[], int], marks: Path) -> None:
+        self._step, self._present, self._marks = step, present, marks
         self._inner = StatePoints.wait_for_gradients
         self._is_over = False
         StatePoints.wait_for_gradients = lambda points: self._wait(points)  # type: ignore[method-assign]
@@ -105,11 +109,40 @@ class HeldBeforeItsStep:
         self._inner(points)
         if self._present() == self._step and not self._is_over and samebits.get_rank() % 2 == 0:
             self._is_over = True
+            mark_held(self._marks, self._step)
             deadline = time.monotonic() + HELD_S
             while not current_breaker().broken:
                 assert time.monotonic() < deadline, "nobody has ended the generation"
                 time.sleep(POLL_S)
             current_breaker().check()
+
+
+class HeldWhileForming:
+    """Sends one rank of a generation into a barrier while the others build the groups of the mesh."""
+
+    def __init__(self, rank: int, generation: int) -> None:
+        self._place = rank, generation
+        self._inner = meshes.form_all
+        meshes.form_all = self._form_all
+
+    def _form_all(self) -> list[object]:
+        present = context.current("a held formation").generation
+        if present is not None and (present.rank, present.generation) == self._place:
+            dist.barrier()
+        return self._inner()
+
+
+def mark_held(marks: Path, step: int) -> None:
+    """Record that this rank is held at a step."""
+    (marks / f"held-{step}-{samebits.get_rank()}").touch()
+
+
+def wait_until_shard_0_is_held(marks: Path, step: int) -> None:
+    """A rank that dies earlier ends the generation before the others are held; they would be held in the next one."""
+    deadline = time.monotonic() + HELD_S
+    while len(list(marks.glob(f"held-{step}-*"))) < samebits.get_world_size() // 2:
+        assert time.monotonic() < deadline, "a rank was not held"
+        time.sleep(POLL_S)
 
 
 def wait_until_all_have_stepped(marks: Path, step: int) -> None:
@@ -145,6 +178,7 @@ def main() -> None:
     parser.add_argument("--mesh", type=int, nargs="+", default=(), metavar="SIZE")
     parser.add_argument("--hold", type=int, default=0, metavar="STEP", help="see Held")
     parser.add_argument("--hold-step", type=int, default=0, metavar="STEP", help="see HeldBeforeItsStep")
+    parser.add_argument("--hold-forming", metavar="RANK:GENERATION", help="see HeldWhileForming")
     parser.add_argument("--flip", action="append", default=[], metavar="RANK:STEP:WHAT", help="see flip")
     parser.add_argument("--pause-ms", type=float, default=0.0)
     parser.add_argument("--kill", action="append", default=[], metavar="RANK:POINT[:NUMBER]")
@@ -156,6 +190,9 @@ def main() -> None:
     flips = [one.split(":") for one in args.flip]
     points = KillPoints(args.kill, args.marks)
     points.install()
+    if args.hold_forming is not None:
+        hang_judge.FORMING_S = FORMING_S  # for the process that becomes the scheduler
+        HeldWhileForming(*map(int, args.hold_forming.split(":")))
     samebits.init()
     if not dist.is_initialized():  # ENABLE_RECOVERY=0: fully_shard does everything, in a world of that size
         dist.init_process_group()
@@ -178,9 +215,9 @@ def main() -> None:
         checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=args.interval, keep_checkpoint_max=3),
     )
     if args.hold:
-        Held(args.hold, lambda: state.step + 1)
+        Held(args.hold, lambda: state.step + 1, args.marks)
     if args.hold_step:
-        HeldBeforeItsStep(args.hold_step, lambda: state.step + 1)
+        HeldBeforeItsStep(args.hold_step, lambda: state.step + 1, args.marks)
     model.second.register_forward_hook(lambda *_: points.here("forward", state.step + 1))
     optimizer.register_step_pre_hook(lambda *_: points.here("stepping", state.step + 1))  # behind SameBits' own
     model.second.register_full_backward_hook(lambda *_: points.here("backward", state.step + 1))
@@ -195,6 +232,8 @@ def main() -> None:
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(inputs), targets)
                 loss.backward()
+                if f"{samebits.get_rank()}:reduced:{state.step + 1}" in args.kill and state.step + 1 == args.hold:
+                    wait_until_shard_0_is_held(args.marks, args.hold)
                 points.here("reduced", state.step + 1)
                 if state.step % 2 == 0:
                     nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a collective of DTensors' own
@@ -204,6 +243,8 @@ def main() -> None:
                 state.step += 1
                 if args.mesh and state.step in stepped_at and state.step != args.hold_step:
                     wait_until_all_have_stepped(args.marks, state.step)
+                if f"{samebits.get_rank()}:stepped:{state.step}" in args.kill and state.step == args.hold_step:
+                    wait_until_shard_0_is_held(args.marks, args.hold_step)
                 points.here("stepped", state.step)
                 state.commit()
                 points.here("committed", state.step)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from samebits.errors import NumericsError
 from tests.system.job import WAIT_S, Job
 from tests.system.kill_list import replace
 
@@ -76,6 +77,23 @@ def test_a_kill_that_leaves_the_shards_at_different_steps_costs_one_step(
     assert [(found[1], found[2]) for found in goes_back(held)] in ([], [("9", "8")])  # rank 1 may have committed it
 
 
+def test_rank_held_while_the_groups_form_is_named_and_a_new_generation_forms(
+    new_job: Callable[..., Job], tmp_path: Path, expected: str
+) -> None:
+    held = new_job(
+        *(*words(("3:backward:5",), tmp_path / "held"), "--hold-forming", "2:2"),
+        script=SCRIPT,
+        settings={"HANG": "end:2", "HEARTBEAT_INTERVAL": "0.2", "REGISTER_COOLDOWN": "0"},
+    )
+    replace(3)(held)
+    place = r"sharded_script\.py:\d+ \(dist\.barrier\)"
+    others = r"workers 0, 1 and 3 wait for it at group/meshes\.py:\d+ \(\w+\)"
+    held.wait_for("scheduler", rf"no step for \d+ s: worker 2 still forms the generation's group at {place}, {others}")
+    assert held.wait_finished() == expected
+    assert held.matches("scheduler", "generation 3 starts .* step 4 of generation 1, in the memory of ranks 0, 1 and 2")
+    assert not goes_back(held), held.tails()
+
+
 def test_everything_killed_goes_on_from_the_disks_also_if_a_rank_has_lost_its_own(
     new_job: Callable[..., Job], tmp_path: Path, expected: str
 ) -> None:
@@ -114,6 +132,18 @@ def test_a_job_resumed_with_another_mesh_is_refused_with_both(new_job: Callable[
             rank, r"different bits than the job: .*mesh 0 is 2 x 1 \(dp_replicate, dp_shard\) here and 2 \(dp_shard\)"
         )
     assert any(job.wait_ended().values())
+
+
+def test_a_mesh_that_differs_from_rank_to_rank_is_refused_with_both(new_job: Callable[..., Job]) -> None:
+    job = new_job("--mesh", "2", "1", "--steps", "2", script=SCRIPT, workers=2)
+    job.start_scheduler()
+    job.start_worker(0)
+    job.use_arguments("--mesh", "2", "--steps", "2")
+    job.start_worker(1)
+    both = r"mesh 0 is 2 \(dp_shard\) here and 2 x 1 \(dp_replicate, dp_shard\)"
+    job.wait_for("scheduler", f"worker 1 would compute different bits than rank 0: .*{both}")
+    assert job.worker(1).wait(WAIT_S) == NumericsError.exit_code
+    job.stop()
 
 
 EXAMPLE = Path(__file__).with_name("mesh_script.py")  # examples/mesh/train.py

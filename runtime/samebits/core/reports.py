@@ -66,7 +66,7 @@ class Body(Value, frozen=True):
 
     Attributes:
         delivery: when it is sent.
-        in_training: the body is valid only while its sender trains in the present generation.
+        in_training: the body is valid only while its sender forms the present generation's group or trains in it.
         is_aside: its arrival does not change how a heartbeat is judged.
     """
 

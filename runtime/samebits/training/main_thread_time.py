@@ -18,12 +18,14 @@ class MainThreadTime:
     Attributes:
         data_s: time in ``next()`` of a ``DataLoader``'s iterator.
         communication_s: time until collectives had finished.
+        messages: number of waits for other ranks that have ended; it only increases.
     """
 
-    __slots__ = ("_ident", "communication_s", "data_s")
+    __slots__ = ("_ident", "communication_s", "data_s", "messages")
 
     def __init__(self) -> None:
         self.data_s = self.communication_s = 0.0
+        self.messages = 0
         self._ident = threading.main_thread().ident
 
     def waited_for_data(self, since_s: float) -> None:
@@ -35,6 +37,7 @@ class MainThreadTime:
         """Record that the calling thread, waiting since ``since_s``, returns from a collective."""
         if threading.get_ident() == self._ident:
             self.communication_s += time.perf_counter() - since_s
+            self.messages += 1
 
 
 main_thread = MainThreadTime()

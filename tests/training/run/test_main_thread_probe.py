@@ -9,7 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,17 @@ from torch.utils.data import DataLoader, Dataset
 from samebits.core.point import Point
 from samebits.core.reports import Phase, Progress
 from samebits.store.checkpoint import MemoryRoom, Writer
+from samebits.training.group import transfer
+from samebits.training.group.calling_place import PACKAGE_FOLDER
+from samebits.training.main_thread_time import main_thread
 from samebits.training.run import main_thread_probe
-from samebits.training.run.main_thread_probe import MainThreadProbe, expect_pause, phase_of, place_of
+from samebits.training.run.main_thread_probe import (
+    MainThreadProbe,
+    _place_while_forming,
+    expect_pause,
+    phase_of,
+    place_of,
+)
 from tests.store.points import JOB
 
 HERE = str(Path(__file__).relative_to(Path.cwd())) if Path(__file__).is_relative_to(Path.cwd()) else Path(__file__).name
@@ -201,3 +211,53 @@ def test_expected_pause_does_not_count_as_a_standstill(clock: list[float]) -> No
     for wrong in (-1, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="expected seconds"):
             expect_pause(wrong)
+
+
+def passing_on(file: str, name: str = "_passes_on") -> Callable[..., object]:
+    """Return a function of this name, as if in a file of this package, that calls its first argument with the rest."""
+    found: dict[str, Any] = {}
+    exec(compile(f"def {name}(call, *rest): return call(*rest)", f"{PACKAGE_FOLDER}training/{file}", "exec"), found)
+    function: Callable[..., object] = found[name]
+    return function
+
+
+def test_place_while_the_group_forms_is_the_innermost_call_that_tells() -> None:
+    def place(*calls: Callable[..., object]) -> object:
+        return passing_on("run/elastic_run.py")(*calls, lambda: _place_while_forming(sys._getframe(1)))
+
+    form, wait = passing_on("group/meshes.py", "form_all"), passing_on("group/breaker.py", "wait")
+    assert place(form, wait) == "group/meshes.py:1 (form_all)"
+    assert place(passing_on("group/meshes.py"), wait) == "group/breaker.py:1 (wait)", "better than nothing"
+
+    def of_script(call: Callable[..., object], *rest: object) -> object:
+        return call(*rest)
+
+    assert str(place(form, of_script, wait)).startswith(f"{HERE}:")
+
+
+def test_moving_thread_makes_progress_while_the_group_forms(clock: list[float]) -> None:
+    seen = MainThreadProbe(lambda: 1, lambda: 7, forms=True)
+    for _ in range(3):
+        assert look(clock, 3.0, seen) is None, "it is elsewhere than before"
+        assert look(clock, 3.0, seen) is None
+    for _ in range(2):
+        still = look(clock, 3.0, seen)
+    assert still is not None and still.still_s == pytest.approx(3.0)
+
+
+def test_thread_that_waits_for_one_message_after_another_makes_progress(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large state arrives in many pieces, and the thread waits for each of them at the same place."""
+    seen = MainThreadProbe(lambda: 1, lambda: 7, forms=True)
+    monkeypatch.setattr(main_thread_probe, "_outwards", lambda _: iter(()))  # always at the same instruction
+    look(clock, 3.0, seen)
+    for _ in range(3):
+        main_thread.waited_for_others(0.0)
+        assert look(clock, 3.0, seen) is None
+
+
+def test_each_piece_of_a_transfer_is_progress() -> None:
+    work, before = SimpleNamespace(wait=lambda: True), main_thread.messages
+    transfer._arrive([work, work])  # type: ignore[list-item]
+    assert main_thread.messages == before + 2

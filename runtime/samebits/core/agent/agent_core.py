@@ -324,7 +324,8 @@ class AgentCore:
             self._heartbeat()
             self._beat_at = self._now + self._policy.heartbeat_interval_s
             self._publish()
-            self._say(sender, self._reports.with_heartbeat(is_training=self.activity is Activity.TRAINING))
+            is_member = self.activity in (Activity.FORMING, Activity.TRAINING)
+            self._say(sender, self._reports.with_heartbeat(is_member=is_member))
             if self.activity is Activity.DONE:
                 self._repeat(Digests)
         deadline = self._patience_ends_at()

@@ -34,9 +34,9 @@ class Reports:
         self._sent[kind] = body
         return [body.explaining(self.to_explain) if isinstance(body, Digests) else body]
 
-    def with_heartbeat(self, *, is_training: bool) -> list[Report]:
-        """Return the reports to send with a heartbeat."""
-        if not is_training:
+    def with_heartbeat(self, *, is_member: bool) -> list[Report]:
+        """Return the reports to send with a heartbeat, by whether the sender forms a group or trains in one."""
+        if not is_member:
             self.end_training()
         due: list[Report] = []
         for kind, body in self._newest.items():

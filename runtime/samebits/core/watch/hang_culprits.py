@@ -26,13 +26,18 @@ _BETWEEN_TWO = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"}
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Position of one rank; ``progress`` is None if its training function has returned."""
+    """Position of one rank; ``progress`` is None if its training function has returned.
+
+    Attributes:
+        forms: the rank has not begun to train in its generation; it builds the groups or restores the state.
+    """
 
     node: str
     step: int
     progress: Progress | None
     silent_s: float = 0.0  # not 0: the rank has been silent for too long, and its report is old
     process_state: ProcessState | None = None  # the process's state, if it is silent
+    forms: bool = False
 
     @property
     def waits(self) -> bool:
@@ -64,6 +69,8 @@ def find_culprits(members: Sequence[Member]) -> Standstill:
         return Standstill((*silent, *(holding if waiting else ())), waiting)
     if holding:
         return Standstill(tuple(holding), (), Hang.NOBODY_WAITS)
+    if any(member.forms for member in waiting):
+        return _find_in_formation(waiting)
     numbers = [member.progress.collectives for member in waiting if member.progress]
     if len(set(numbers)) > 1:
         usual = max(sorted(set(numbers), reverse=True), key=numbers.count)
@@ -81,6 +88,19 @@ def find_culprits(members: Sequence[Member]) -> Standstill:
     return Standstill((), waiting, Hang.LINK)
 
 
+def _find_in_formation(waiting: Sequence[Member]) -> Standstill:
+    """Return the ranks that still form the group, or, if all do, those that are elsewhere than most."""
+    odd = [member for member in waiting if member.forms]
+    if len(odd) == len(waiting):
+        places = [_place(member) for member in waiting]
+        usual = max(dict.fromkeys(places), key=places.count)
+        is_majority = 2 * places.count(usual) > len(places)
+        odd = [one for one, place in zip(waiting, places, strict=True) if not is_majority or place != usual]
+    if not odd:
+        return Standstill((), tuple(waiting), Hang.LINK)
+    return Standstill(tuple((one, Hang.APART) for one in odd), tuple(one for one in waiting if one not in odd))
+
+
 def _in_another_collective(waiting: Sequence[Member]) -> list[Member]:
     """Return the members whose collective differs from most others', although it has the same number."""
     named = [(member, _collective_name(member.progress)) for member in waiting if member.progress]
@@ -93,7 +113,9 @@ def _in_another_collective(waiting: Sequence[Member]) -> list[Member]:
 
 def different_collectives(found: Standstill) -> str:
     """Return ``worker 0 is in barrier at train.py:8, worker 1 in broadcast at train.py:9``; empty if all agree."""
-    if not found.culprits or any(hang is not Hang.APART or member.progress is None for member, hang in found.culprits):
+    if not found.culprits or any(
+        hang is not Hang.APART or member.progress is None or member.forms for member, hang in found.culprits
+    ):
         return ""
     members = sorted((*(one for one, _ in found.culprits), *found.waiting), key=lambda one: one.node)
     places: dict[str, Member] = {}
@@ -118,6 +140,8 @@ def hang_of(progress: Progress) -> Hang:
 def sentence(found: Standstill, still_s: float) -> str:
     """Return ``no step for 12 s: worker 2 is in train.py:46 (time.sleep), workers 0 and 1 wait …``."""
     begin = f"no step for {still_s:.0f} s: "
+    if found.common is Hang.LINK and found.waiting[0].forms:
+        return f"{begin}all workers form the generation's group at {_place(found.waiting[0])}, and none continues"
     if found.common is Hang.LINK:
         return f"{begin}all workers wait in the same collective, {_collective(found.waiting)}, and none leaves it"
     if found.common is Hang.NOBODY_WAITS:
@@ -130,7 +154,8 @@ def sentence(found: Standstill, still_s: float) -> str:
     through = [member for member in found.waiting if not member.progress]
     it = "it" if len(found.culprits) == 1 else "them"
     if waiting:
-        parts.append(f"{_workers(waiting)} for {it} in {_collective(waiting)}")
+        place = f"at {_place(waiting[0])}" if waiting[0].forms else f"in {_collective(waiting)}"
+        parts.append(f"{_workers(waiting)} for {it} {place}")
     if through:
         parts.append(f"{_workers(through)} for {it} at the end of training")
     return begin + ", ".join(parts)
@@ -144,6 +169,8 @@ def standing(member: Member, hang: Hang) -> str:
         return silent if hang is Hang.SILENT else f"{silent}: it {hang.value}"
     if progress is None:
         return f"{who} has returned from the training function"
+    if hang is Hang.APART and member.forms:
+        return f"{who} still forms the generation's group at {_place(member)}"
     if hang is Hang.APART:
         return f"{who} is in another collective, {_collective([member])}"
     return f"{who} is in {where(progress, hang)}"
@@ -165,6 +192,10 @@ def where(progress: Progress, hang: Hang) -> str:
 def shown_place(progress: Progress) -> str:
     """Return the main thread's reported place on one line."""
     return printable(progress.place, MAX_PLACE_CHARS) or "code that is not the script's"
+
+
+def _place(member: Member) -> str:
+    return "" if member.progress is None else shown_place(member.progress)
 
 
 def _workers(members: Sequence[Member]) -> str:

@@ -37,6 +37,8 @@ FACTOR = 3.0
 FIRST_STEPS = 2
 """Steps with their own limit in each generation: DistributedDataParallel rebuilds its buckets after the first."""
 FIRST_STEPS_S = 600.0
+FORMING_S = 60.0
+"""The limit while a generation's group is formed and all ranks wait; connecting many ranks may take that long."""
 LOOK_AGAIN_S = 0.5
 SOONEST_S = 0.01
 MOST_DOUBLINGS = 10
@@ -134,7 +136,11 @@ class HangJudge:
         is_elsewhere = len({one.collectives for one in still}) == 1 and bool(different_collectives(found))
         is_apart = len(still) < len(members) or is_elsewhere
         is_apart = is_apart and all(one.waits and not one.silent_s for one in members)
-        still_s, timeout_s = min(one.still_s for one in still), self._timeout_s(still, is_first=not is_apart)
+        still_s = min(one.still_s for one in still)
+        if any(one.forms for one in members) and all(one.waits and not one.silent_s for one in members):
+            timeout_s = max(FORMING_S, self._ledger.policy.step_timeout_s or 0.0)
+        else:
+            timeout_s = self._timeout_s(still, is_first=not is_apart)
         if still_s < timeout_s:
             self._look_at = now + min(max(timeout_s - still_s, SOONEST_S), LOOK_AGAIN_S)
             self._come_on()
@@ -216,7 +222,8 @@ class HangJudge:
             return Member(node, presence.step, None, silent_s, process_state)
         if told is not None and told[0].step == presence.step and self._is_of_now(told[0]):
             progress = told[1]._replace(still_s=told[1].still_s + ledger.now - told[2])
-            return Member(node, presence.step, progress, silent_s, process_state)
+            forms = presence.activity is Activity.FORMING
+            return Member(node, presence.step, progress, silent_s, process_state, forms)
         return Member(node, presence.step, None, silent_s, process_state) if silent_s else None
 
     def _is_of_now(self, said: ReportEnvelope) -> bool:

@@ -21,6 +21,7 @@ from samebits.spelling import spelled
 from samebits.store.checkpoint import MAX_PREFACE_BYTES, Checkpoint, IncomingPoint, Outgoing, sizes_of
 from samebits.training.group.breaker import Breaker
 from samebits.training.group.group import current_breaker
+from samebits.training.main_thread_time import main_thread
 
 _AT_ONCE = 2  # pieces in flight, each with its own tag
 _OPENING_TAG = _AT_ONCE
@@ -135,6 +136,7 @@ def share(
             travels.fill(piece.numpy().data)
         piece = piece.to(device)
         dist.broadcast(piece, source)
+        main_thread.messages += 1
         if isinstance(travels, IncomingPoint):
             travels.take(on_host(piece).numpy().data)
     return travels.point() if isinstance(travels, IncomingPoint) else None
@@ -162,6 +164,7 @@ def _arrive(works: Sequence[dist.Work | None]) -> None:
     for work in works:
         assert work is not None, "all of these ranks are in the group"
         work.wait()
+        main_thread.messages += 1  # only gloo's works count themselves
 
 
 def broadcast(packed: memoryview | None, source: int, device: torch.device) -> memoryview:

@@ -458,6 +458,7 @@ class ElasticRun:
         if before is not None:  # the group of this process alone, while the next one connects
             before.step_aside()
         self._watch(process.group)
+        self._agent.observe = self._probe_of(process.group, forms=True)
         try:
             formed = process.group.form()
         finally:
@@ -489,9 +490,9 @@ class ElasticRun:
             f"ready after {time.monotonic() - began:.3f} s ({generation.text})"
         )
 
-    def _probe_of(self, formed: group.Group) -> Callable[[], Progress | None]:
+    def _probe_of(self, formed: group.Group, *, forms: bool = False) -> Callable[[], Progress | None]:
         timeout_s = self._process.settings.hang.step_timeout_s
-        return MainThreadProbe(lambda: self._agent.step, lambda: formed.collectives, timeout_s).look
+        return MainThreadProbe(lambda: self._agent.step, lambda: formed.collectives, timeout_s, forms=forms).look
 
     def _watch(self, formed: group.Group) -> None:
         """Allow the control thread to break the group from now on, even while this thread is blocked."""

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from types import FrameType
 
@@ -23,6 +23,7 @@ from samebits.printable import printable
 from samebits.start_folder import start_folder
 from samebits.tracebacks import is_of_the_script
 from samebits.training.group.calling_place import PACKAGE_FOLDER, TORCH_FOLDER
+from samebits.training.main_thread_time import main_thread
 
 __all__ = ["MainThreadProbe", "expect_pause", "main_thread_cpu_ticks", "place_of"]
 
@@ -45,6 +46,11 @@ _PHASES = (  # by the start of a file's path; the first match counts
     (f"{PACKAGE_FOLDER}training/", Phase.COMMIT),
     (f"{PACKAGE_FOLDER}store/", Phase.COMMIT),
 )
+_RUN = f"{PACKAGE_FOLDER}training/run/elastic_run.py"
+_WAITS = frozenset(
+    f"{PACKAGE_FOLDER}training/group/{name}.py" for name in ("breakable_group", "breakable_works", "breaker", "group")
+)
+"""Files whose functions wait on behalf of many others, so their names do not explain a wait."""
 _CALLS_THE_SCRIPT = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD})
 """Phases that call the script's own code: a dataset, a module, a hook."""
 
@@ -56,10 +62,17 @@ class MainThreadProbe:
         step: returns the completed optimizer steps.
         collectives: returns the collectives launched in the generation's group so far.
         step_timeout_s: HANG's timeout in seconds, if set; a stuck rank then reports within half of it.
+        forms: the group is formed and the state restored. No step is completed meanwhile, so a thread that has left a
+            wait, or is at another instruction than before, makes progress, and its place is one in this package.
     """
 
     def __init__(
-        self, step: Callable[[], int], collectives: Callable[[], int], step_timeout_s: float | None = None
+        self,
+        step: Callable[[], int],
+        collectives: Callable[[], int],
+        step_timeout_s: float | None = None,
+        *,
+        forms: bool = False,
     ) -> None:
         self._step = step
         self._collectives = collectives
@@ -69,11 +82,17 @@ class MainThreadProbe:
         self._moved_at = time.monotonic()
         self._longest_s = 0.0
         self._cpu_ticks: int | None = None
+        self._forms = forms
+        self._stack = 0  # hash of the thread's last position and waits, while the group is formed
 
     def look(self) -> Progress | None:
         """Return the main thread's position, or None while it makes progress or a pause is expected."""
         seen, now = (self._step(), self._collectives()), time.monotonic()
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
         has_moved = seen != self._seen
+        if self._forms:
+            before, self._stack = self._stack, _position_of(frame)
+            has_moved = has_moved or self._stack != before
         if has_moved:
             if self._steps >= FIRST_STEPS:
                 self._longest_s = max(self._longest_s, now - self._moved_at)
@@ -82,11 +101,10 @@ class MainThreadProbe:
         if has_moved or now < _pause_until:
             self._moved_at = now
         still_s = now - self._moved_at
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
         if frame is None or still_s < min(max(STILL_S, self._longest_s), self._most_s):
             self._cpu_ticks = None
             return None
-        before, self._cpu_ticks = self._cpu_ticks, main_thread_cpu_ticks()
+        ticks_before, self._cpu_ticks = self._cpu_ticks, main_thread_cpu_ticks()
         phase = phase_of(frame)
         return Progress(
             phase=phase,
@@ -94,8 +112,8 @@ class MainThreadProbe:
             steps=self._steps,
             still_s=still_s,
             longest_s=self._longest_s,
-            rests=before is not None and self._cpu_ticks == before,
-            place=place_of(frame, phase),
+            rests=ticks_before is not None and self._cpu_ticks == ticks_before,
+            place=_place_while_forming(frame) if self._forms else place_of(frame, phase),
         )
 
 
@@ -132,6 +150,12 @@ def phase_of(frame: FrameType) -> Phase:
     return Phase.USER if is_in_script else Phase.OUTSIDE
 
 
+def _position_of(frame: FrameType | None) -> int:
+    """Return a number that changes when the main thread moves, or waits at the same place for the next message."""
+    stack = tuple((id(one.f_code), one.f_lasti) for one in _outwards(frame))
+    return hash((stack, main_thread.messages))
+
+
 def place_of(frame: FrameType, phase: Phase) -> str:
     """Return a place such as ``train.py:46 (time.sleep)``, or in a collective ``all_reduce at train.py:50``."""
     innermost = next((one for one in _outwards(frame) if is_of_the_script(one.f_code.co_filename)), None)
@@ -144,6 +168,26 @@ def place_of(frame: FrameType, phase: Phase) -> str:
     if phase is Phase.COMMUNICATION:
         place = f"{_collective_in(frame)} at {place}"
     return printable(place, MAX_PLACE_CHARS)
+
+
+def _place_while_forming(frame: FrameType) -> str:
+    """Return ``group/meshes.py:330 (form_all)``: the innermost call of this package, or of the script, that tells."""
+    inside = list(takewhile(lambda one: one.f_code.co_filename != _RUN, _outwards(frame)))
+    found = next(filter(_tells, inside), next(filter(_is_ours, inside), frame))
+    if is_of_the_script(found.f_code.co_filename):
+        return place_of(found, Phase.USER)
+    file = found.f_code.co_filename.removeprefix(f"{PACKAGE_FOLDER}training/")
+    return printable(f"{file}:{found.f_lineno} ({found.f_code.co_name})", MAX_PLACE_CHARS)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(PACKAGE_FOLDER)
+
+
+def _tells(frame: FrameType) -> bool:
+    """Return whether a frame's function explains a wait: it is the script's, or one of ours with a public name."""
+    file, name = frame.f_code.co_filename, frame.f_code.co_name
+    return is_of_the_script(file) or (_is_ours(frame) and file not in _WAITS and not name.startswith("_"))
 
 
 def main_thread_cpu_ticks() -> int | None:

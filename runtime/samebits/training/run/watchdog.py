@@ -12,6 +12,7 @@ legitimately take that long.
 
 from __future__ import annotations
 
+import concurrent.futures
 import faulthandler
 import functools
 import os
@@ -50,6 +51,8 @@ _COMMUNICATION = (
 )
 _BETWEEN = (f"{TORCH_FOLDER}_ops.py", torch_private.__file__)
 """Files that only pass a call on."""
+_PRIMITIVES = (threading.__file__, concurrent.futures._base.__file__)
+_GROUP = f"{PACKAGE_FOLDER}training/group/"
 
 
 def guarded(
@@ -146,4 +149,9 @@ def _call() -> _Call:
     while frame is not None and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back
     file = "" if frame is None else frame.f_code.co_filename
+    caller = frame
+    while caller is not None and caller.f_code.co_filename in _PRIMITIVES:
+        caller = caller.f_back
+    if caller is not None and caller.f_code.co_filename.startswith(_GROUP):
+        file = caller.f_code.co_filename  # a lock or an event that only a peer's progress would have released
     return _Call(innermost, -1 if innermost is None else innermost.f_lasti, file)
