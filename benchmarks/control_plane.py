@@ -1,15 +1,16 @@
 """One scheduler and ten thousand workers: forming, heartbeats, losses and returns, beside bare sockets and peers.
 
-``python -m benchmarks.control_plane [--quick] [--workers N …]``; ``--etcd`` only compares a journal in etcd with one
-in a file, and ``--relays N`` only a formation behind N relays with one without relays. The workers are simulated
-(``workers.control_plane``: a DEALER each, many per process, with the product's messages). The scheduler is the real
-process with its journal on disk. *Formed* runs from the first connect until the last worker has received its durable
-place: connect, Register → Admitted, all in → RoundOpened, Join → GenerationStarted, and the heartbeats in between. The
-bare ROUTER has the same conversation with the same clients; the echo is one message and its answer. All clients run on
-the measured machine, so wall times include them; the server's own CPU time is more reliable, until the last worker is
-admitted and until all are formed. NODE_TIMEOUT is 30 s here, because a machine that simulates all workers may keep them
-silent for longer than 5. A loss that needs GRACE's reconnect (the process is not on the scheduler's host) is timed
-after that grace period. The floor of a decision is the death itself, since killed processes take time to end.
+``python -m benchmarks.control_plane [--quick] [--workers N …]``; ``--etcd`` only compares a journal in etcd with one in
+a file, ``--standby`` only measures a standby scheduler's takeover, and ``--relays N`` only a formation behind N relays
+with one without relays. The workers are simulated (``workers.control_plane``: a DEALER each, many per process, with the
+product's messages). The scheduler is the real process with its journal on disk. *Formed* runs from the first connect
+until the last worker has received its durable place: connect, Register → Admitted, all in → RoundOpened, Join →
+GenerationStarted, and the heartbeats in between. The bare ROUTER has the same conversation with the same clients; the
+echo is one message and its answer. All clients run on the measured machine, so wall times include them; the server's
+own CPU time is more reliable, until the last worker is admitted and until all are formed. NODE_TIMEOUT is 30 s here,
+because a machine that simulates all workers may keep them silent for longer than 5. A loss that needs GRACE's reconnect
+(the process is not on the scheduler's host) is timed after that grace period. The floor of a decision is the death
+itself, since killed processes take time to end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +29,8 @@ from benchmarks.control_plane_trials import Formed, Kept, Losses, MassLoss, Regi
 from benchmarks.formation import fsync_ms
 from benchmarks.report import MISSING, Progress, Report, median, rounded, spread, table
 
+LEASE_S = 2
+LOST_BY = {"killed": signal.SIGKILL, "suspended": signal.SIGSTOP}
 WORKERS = (100, 1000, 10_000)
 WORKERS_QUICK = (100, 1000)
 TRIALS, TRIALS_QUICK = 5, 3
@@ -56,7 +60,7 @@ class Found:
 
 @dataclass(slots=True)
 class OnEtcd:
-    """Formations with a journal in a file, and with one in etcd, whose leader is killed meanwhile."""
+    """Formations with a journal in a file, and with one in etcd, whose leaders are killed and suspended meanwhile."""
 
     file: list[Registered] = field(default_factory=list)
     etcd: list[Registered] = field(default_factory=list)
@@ -97,11 +101,11 @@ def measure_etcd(extent: Extent) -> dict[int, OnEtcd]:
         here = found[workers] = OnEtcd()
         for _ in range(extent.trials):
             here.file.append(trials.registered(workers, extent.clients))
-            half = here.file[-1].journal_bytes // 2
-            here.etcd.append(trials.registered(workers, extent.clients, etcd_kill_at=half))
+            fourth = here.file[-1].journal_bytes // 4
+            here.etcd.append(trials.registered(workers, extent.clients, etcd_kill_at=fourth))
         progress.say(
             f"{workers} workers: formed in {spread([one.form_s for one in here.file])} s on a file, in "
-            f"{spread([one.form_s for one in here.etcd])} s on an etcd whose leader was killed"
+            f"{spread([one.form_s for one in here.etcd])} s on an etcd whose leaders were killed and suspended"
         )
     return found
 
@@ -117,12 +121,47 @@ def report_etcd(found: dict[int, OnEtcd]) -> Report:
             "file_form_s": form_s["file"],
             "etcd_form_s": form_s["etcd"],
             "journal_bytes": here.file[-1].journal_bytes,
-            "journal_at_kill_bytes": [one.at_kill for one in here.etcd][-1],
+            "journal_at_kill_bytes": here.etcd[-1].at_kill,
+            "journal_at_stop_bytes": here.etcd[-1].at_stop,
             "registrations_lost_count": max(one.lost for one in (*here.file, *here.etcd)),
             "registrations_doubled_count": max(one.doubled for one in (*here.file, *here.etcd)),
         }
         ratios[str(workers)] = {"etcd_form_vs_file": rounded(form_s["etcd"] / form_s["file"])}
     return Report("control_plane", {"fsync_ms": median(fsync_ms())}, {}, {"by_workers": ours}, {"by_workers": ratios})
+
+
+def measure_takeovers(extent: Extent) -> dict[int, dict[str, list[float]]]:
+    """Lose the scheduler in turn by a kill and by a suspension, with a standby on the same etcd."""
+    progress = Progress(f"{', '.join(map(str, extent.workers))} workers, a standby scheduler, {extent.trials} trials")
+    found: dict[int, dict[str, list[float]]] = {}
+    for workers in extent.workers:
+        here = found[workers] = {name: [] for name in LOST_BY}
+        for _ in range(extent.trials):
+            for name, lost_by in LOST_BY.items():
+                here[name].append(trials.takeover(workers, extent.clients, lost_by, LEASE_S))
+        shown = ", ".join(f"{name} {spread(some)} s" for name, some in here.items())
+        progress.say(f"{workers} workers: the standby served after {shown}")
+    return found
+
+
+def report_takeovers(found: dict[int, dict[str, list[float]]]) -> Report:
+    """Report the seconds until the standby served; the lease is the floor if the scheduler is suspended."""
+    ours = {str(n): {f"{name}_takeover_s": median(some) for name, some in here.items()} for n, here in found.items()}
+    beyond = {
+        size: {"suspended_beyond_lease_s": rounded(one["suspended_takeover_s"] - LEASE_S)} for size, one in ours.items()
+    }
+    return Report(
+        "control_plane",
+        {"lease_s": LEASE_S, "fsync_ms": median(fsync_ms())},
+        {},
+        {"by_workers": {size: {**one, **beyond[size]} for size, one in ours.items()}},
+        {
+            "by_workers": {
+                size: {"suspended_vs_lease": rounded(one["suspended_takeover_s"] / LEASE_S)}
+                for size, one in ours.items()
+            }
+        },
+    )
 
 
 def measure_relays(extent: Extent, relays: int, **variables: str) -> dict[int, dict[str, list[Formed]]]:
@@ -339,7 +378,12 @@ def main() -> None:
         help=f"number of processes that simulate the workers (default: {CLIENTS})",
     )
     parser.add_argument(
-        "--etcd", action="store_true", help="only compare a journal in etcd, whose leader is killed, with one in a file"
+        "--etcd",
+        action="store_true",
+        help="only compare a journal in etcd, whose leaders are killed and suspended, with one in a file",
+    )
+    parser.add_argument(
+        "--standby", action="store_true", help="only measure the takeover by a standby scheduler on etcd"
     )
     parser.add_argument(
         "--relays",
@@ -364,8 +408,10 @@ def main() -> None:
     problem = descriptor_problem(max(extent.workers), extent.clients)
     if problem is not None:
         sys.exit(problem)
-    if arguments.etcd:
-        on_etcd = report_etcd(measure_etcd(extent))
+    if arguments.etcd or arguments.standby:
+        on_etcd = (
+            report_takeovers(measure_takeovers(extent)) if arguments.standby else report_etcd(measure_etcd(extent))
+        )
         by_workers = on_etcd.ours["by_workers"]
         names = list(next(iter(by_workers.values())))
         on_etcd.print(

@@ -14,6 +14,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,10 +33,12 @@ from samebits.store.quorum.gateway import EtcdGateway
 from samebits.store.quorum.quorum_log import JOURNALS, read_log
 from tests.store.quorum.etcd_cluster import EtcdCluster, cluster_in
 
+STANDBY = "standby"
 SETTLE_S = 1.5  # until the last messages of a formation are read and all have started their heartbeats
 STEADY_S = 4.0  # until the effects of a formation have ended; after a storm of CURVE handshakes that takes some seconds
 PAUSE_S = 0.05  # between two victims
 LOOK_S = 0.005
+SUSPENDED_S = 3.0  # longer than an election
 # does not match the line about the round, which contains "is lost" too
 LOSS = re.compile(rb"scheduler: worker \S+ \([^)]*\) is lost:")
 IN_MODIFY = 2  # linux/inotify.h
@@ -247,14 +250,15 @@ class Registered:
     lost: int
     doubled: int
     at_kill: int = 0  # bytes of the journal when etcd's leader was killed
+    at_stop: int = 0  # when the next leader was suspended
 
 
 def registered(workers: int, clients: int, *, etcd_kill_at: int | None = None) -> Registered:
     """Form a job and count the seats in its journal.
 
     Args:
-        etcd_kill_at: bytes of the journal at which the leader of the three etcd servers that hold it is killed; None:
-            the journal is a file.
+        etcd_kill_at: bytes of the journal at which the leader of the three etcd servers that hold it is killed, and
+            soon after it the next one suspended; None: the journal is a file.
     """
     with Stage() as stage, contextlib.ExitStack() as stack:
         journal = stage.folder / "recovery" / JOURNAL_FILE
@@ -266,9 +270,9 @@ def registered(workers: int, clients: int, *, etcd_kill_at: int | None = None) -
         scene.start_scheduler()
         crowds = scene.start_crowds("crowd", workers, clients)
         with ThreadPoolExecutor(1) as aside:
-            killed = None if cluster is None else aside.submit(_kill_leader, cluster, journal, etcd_kill_at or 0)
+            lost = None if cluster is None else aside.submit(_lose_leaders, cluster, journal, etcd_kill_at or 0)
             form_s = _form(scene, crowds, SCHEDULER)[0]
-            at_kill = 0 if killed is None else killed.result()
+            at_kill, at_stop = (0, 0) if lost is None else lost.result()
         size = journal.stat().st_size
         stage.end(SCHEDULER)
         if cluster is None:
@@ -277,25 +281,70 @@ def registered(workers: int, clients: int, *, etcd_kill_at: int | None = None) -
         else:
             payloads = read_log(EtcdGateway(cluster.place(), EtcdAccess()), JOURNALS[0]) or []
         nodes = [one.node for one in map(_unpacked, payloads) if isinstance(one, records.SeatGranted)]
-        return Registered(form_s, size, workers - len(set(nodes)), len(nodes) - len(set(nodes)), at_kill)
+        return Registered(form_s, size, workers - len(set(nodes)), len(nodes) - len(set(nodes)), at_kill, at_stop)
 
 
 def _unpacked(payload: bytes) -> records.Record:
     return records.SCHEMA.unpack(payload, journal_format.MAX_BODY_BYTES)
 
 
-def _kill_leader(cluster: EtcdCluster, journal: Path, at_bytes: int) -> int:
-    """Kill the leader once the journal's copy has ``at_bytes`` bytes; return how many it had at that moment."""
-    leader = cluster.leader()
-    assert leader is not None
+def _lose_leaders(cluster: EtcdCluster, journal: Path, at_bytes: int) -> tuple[int, int]:
+    """Kill the leader once the journal's copy has ``at_bytes`` bytes, start it again, and suspend the next leader.
+
+    Returns:
+        The journal's size at the kill and at the suspension.
+    """
     deadline_s = time.monotonic() + WITHIN_S
     while not journal.exists() or journal.stat().st_size < at_bytes:
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"the journal has not reached {at_bytes} bytes within {WITHIN_S:g} s")
         time.sleep(LOOK_S)
-    found = journal.stat().st_size
-    cluster.signal(leader, signal.SIGKILL)
-    return found
+    first, at_kill = cluster.leader(), journal.stat().st_size
+    assert first is not None
+    cluster.signal(first, signal.SIGKILL)
+    cluster.wait_ready()
+    cluster.start(first)
+    second, at_stop = cluster.leader(), journal.stat().st_size
+    assert second is not None
+    cluster.signal(second, signal.SIGSTOP)
+    time.sleep(SUSPENDED_S)
+    cluster.signal(second, signal.SIGCONT)
+    return at_kill, at_stop
+
+
+def takeover(workers: int, clients: int, lost_by: signal.Signals, lease_s: int) -> float:
+    """Lose a scheduler whose journal is in etcd, and measure the seconds until the standby has continued its journal.
+
+    Args:
+        lost_by: SIGKILL closes the scheduler's connections, SIGSTOP keeps them.
+        lease_s: NODE_TIMEOUT, after which a suspended scheduler is superseded.
+    """
+    with Stage() as stage, cluster_in(stage.folder / "etcd") as cluster:
+        scene = Scene(stage, workers, RECOVERY_PATH=str(cluster.place()), NODE_TIMEOUT=str(lease_s))
+        hosts = {"ROLE": "scheduler", "SCHED_HOST": f"127.0.0.1:{scene.port},127.0.0.1:{free_port()}"}
+        stage.start(SCHEDULER, [sys.executable, "-m", "samebits", "scheduler"], scene.job.variables | hosts)
+        wait_until_listening(scene.port, stage)
+        crowds = scene.start_crowds("crowd", workers, clients)
+        crowds.tell("begin")
+        crowds.wait_for("formed")
+        elsewhere = stage.folder / STANDBY
+        elsewhere.mkdir()
+        command = ["env", "--chdir", str(elsewhere), sys.executable, "-m", "samebits", "scheduler"]
+        stage.start(STANDBY, command, scene.job.variables | hosts)
+        _when_logged(stage, STANDBY, b"this scheduler stands by")
+        time.sleep(SETTLE_S)
+        stage.signal(SCHEDULER, lost_by)
+        lost_s = time.monotonic()
+        return _when_logged(stage, STANDBY, b"resumes, term 2") - lost_s
+
+
+def _when_logged(stage: Stage, name: str, text: bytes) -> float:
+    deadline_s = time.monotonic() + WITHIN_S
+    while text not in (stage.folder / f"{name}.log").read_bytes():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{text!r} was not in {name}'s log within {WITHIN_S:g} s")
+        time.sleep(LOOK_S)
+    return time.monotonic()
 
 
 # ---- single losses

@@ -12,7 +12,7 @@ import ctypes
 import os
 import socket
 import subprocess
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -58,22 +58,23 @@ def fork_inside(host: int | None) -> int:
     return pid
 
 
-def listening_inside(host: Host) -> socket.socket:
-    """Return a socket of this process that listens in the host's network, on its address and a free port."""
-    made: list[socket.socket] = []
+def threads_inside(host: Host) -> ThreadPoolExecutor:
+    """Return a thread of this process, as a pool of one, whose sockets are made in the host's network."""
 
-    def listen() -> None:
+    def enter() -> None:
         target = os.pidfd_open(host.pid)
         try:
-            _enter(target, NEW_NET)  # of this thread alone, for which the socket is made: setns(2)
-            made.append(socket.create_server((host.address(), 0)))
+            _enter(target, NEW_NET)  # of this thread alone: setns(2)
         finally:
             os.close(target)
 
-    thread = threading.Thread(target=listen)
-    thread.start()
-    thread.join()
-    return made[0]
+    return ThreadPoolExecutor(1, initializer=enter)
+
+
+def listening_inside(host: Host) -> socket.socket:
+    """Return a socket of this process that listens in the host's network, on its address and a free port."""
+    with threads_inside(host) as inside:
+        return inside.submit(socket.create_server, (host.address(), 0)).result()
 
 
 def _enter(process: int, namespaces: int) -> None:

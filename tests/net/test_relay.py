@@ -234,6 +234,15 @@ def test_recorded_attachment_is_worthless(guarded: Ends, liar: LyingRelay) -> No
     assert "repeated" in problem_of([item for item in seen if not isinstance(item, Arrived)])
 
 
+def test_repeated_hello_does_not_shut_its_rank_out(guarded: Ends, liar: LyingRelay) -> None:
+    assert KEYS is not None
+    rank = RankEnd(KEYS.session_key, "session-b")
+    liar.send(("session-b", rank.hello))
+    assert rank.welcome(liar.receive().deliveries[0].body)
+    liar.send(("session-b", rank.hello), ("session-b", rank.seal(SCHEMA.pack(ASKED))))
+    assert heard_after(guarded, liar) == [Arrived("session-b", ASKED)]
+
+
 def test_late_messages_of_a_rank_that_left_its_relay_change_nothing(guarded: Ends, liar: LyingRelay) -> None:
     liar.send((liar.session, liar.rank.seal(SCHEMA.pack(ASKED))))
     until(guarded.heard, lambda item: item == Arrived(liar.session, ASKED))

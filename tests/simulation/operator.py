@@ -119,7 +119,8 @@ class Operator:
             names = [self._fresh_name() for _ in range(missing)]
         else:
             present = {worker.node for worker in world.workers if not worker.is_of_another_job()}
-            names = [node for node in self.nodes() if node not in present and not self._is_through(node, finished)]
+            nodes = dict.fromkeys([*self.nodes(), *(self._only_in_journal() if finished else ())])
+            names = [node for node in nodes if node not in present and not self._is_through(node, finished)]
         for node in names:
             self._start_worker(node)
 
@@ -129,6 +130,12 @@ class Operator:
         seats = () if core is None else core.state.seats.values()
         line = [seat for seat in seats if root_of(seat.node) == root_of(node) and seat.slot is not None]
         return finished and all(seat.has_left for seat in line)
+
+    def _only_in_journal(self) -> list[str]:
+        """Return the nodes that hold a slot although they were replaced: their replacement had a slot already."""
+        core = self._world.host.core
+        held = () if core is None else core.state.by_slot.values()
+        return [node for node in held if {node, self._last_of.get(root_of(node), node)} <= set(held)]
 
     def _not_done(self) -> int:
         """Return how many slots' scripts have not ended after training, as far as the scheduler knows."""

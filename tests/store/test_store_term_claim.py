@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,6 +150,25 @@ def test_claim_holds_after_its_folder_was_moved(tmp_path: Path) -> None:
     with pytest.raises(SupersededError):
         journal.append([b"y"])
     journal.close()
+
+
+def test_claim_is_checked_without_a_free_descriptor(tmp_path: Path) -> None:
+    claim = TermClaim.take(tmp_path, "a scheduler")
+    path = tmp_path / "term.1"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        claim.require()
+        note = path.stat()
+        path.rename(tmp_path / "moved")
+        with pytest.raises(StoreError):
+            claim.require()
+        (tmp_path / "moved").rename(path)
+        os.utime(path, ns=(note.st_atime_ns, note.st_mtime_ns + 1))
+        with pytest.raises(StoreError, match="Too many open files"):
+            claim.require()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_stale_nfs_handle_means_the_claim_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

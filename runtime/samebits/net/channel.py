@@ -133,18 +133,20 @@ class SchedulerEnd:
         hello: the rank's first message.
 
     Attributes:
+        hello: the rank's first message.
         welcome: the answer to the hello.
 
     Raises:
         ForgedError: the sender of ``hello`` does not know the session key.
     """
 
-    __slots__ = ("_down", "_up", "welcome")
+    __slots__ = ("_down", "_up", "hello", "welcome")
 
     def __init__(self, session_key: bytes, session: str, hello: bytes) -> None:
         nonce, proof = hello[1 : 1 + NONCE_BYTES], hello[1 + NONCE_BYTES :]
         if not compare_digest(_mac(session_key, b"hello", session.encode(), nonce), proof):
             raise ForgedError("forged: its sender does not know the cluster's secret")
+        self.hello = hello
         nonces = nonce + os.urandom(NONCE_BYTES)
         proof = _mac(session_key, b"welcome", session.encode(), nonces)
         self.welcome = WELCOME + nonces[NONCE_BYTES:] + proof

@@ -8,6 +8,7 @@ closes floods itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -39,6 +40,7 @@ class IntakeGuard:
         self.has_drained = True
         self._port, self._cut = port, cut
         self._is_closed = threading.Event()
+        self._memory = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="samebits-intake-guard", daemon=True)
         self._thread.start()
 
@@ -46,15 +48,17 @@ class IntakeGuard:
         """Stop watching."""
         self._is_closed.set()
         self._thread.join()
+        os.close(self._memory)
 
     def _run(self) -> None:
         before = 0
         while not self._is_closed.wait(LOOK_S):
             if self.has_drained:
                 self.has_drained = False
-                before = _resident_bytes()
-            elif _resident_bytes() - before >= GROWTH_BYTES:
-                self._compare()
+                before = self._resident_bytes()
+            elif self._resident_bytes() - before >= GROWTH_BYTES:
+                with contextlib.suppress(OSError):  # no descriptor is free now: the next look compares again
+                    self._compare()
 
     def _compare(self) -> None:
         first = {one: bytes_received(one) for one in _descriptors() if self._is_served(one)}
@@ -73,10 +77,9 @@ class IntakeGuard:
         with one:
             return one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == self._port
 
+    def _resident_bytes(self) -> int:
+        return int(os.pread(self._memory, 200, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
 
 def _descriptors() -> list[int]:
     return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -212,7 +212,9 @@ class RelayedRanks:
         if is_new and len(self._attachments) >= self._most:
             return f"relays bring more than {self._most} ranks; the others have to connect to the scheduler"
         try:
-            end = relay.greeted[session] = SchedulerEnd(self._session_key, session, hello)
+            end = relay.greeted.get(session)
+            if end is None or end.hello != hello:  # the welcome of a repeated hello must not replace the first one's
+                end = relay.greeted[session] = SchedulerEnd(self._session_key, session, hello)
         except ForgedError as error:
             return f"the hello of rank session {session[:8]} through a relay is {error}; it was dropped"
         self._close_delivery(relay)

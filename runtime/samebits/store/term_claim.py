@@ -46,6 +46,7 @@ from samebits.store.quorum.quorum_log import QuorumClaim, TakeOver
 
 _CLAIM = re.compile(r"term\.([1-9][0-9]{0,17})")
 _GONE = (errno.ENOENT, errno.ESTALE)
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 def highest_claim(directory: Path) -> int:
@@ -65,6 +66,7 @@ class TermClaim:
         self._directory = directory
         self._path = _path(directory, number)
         self._note = b""
+        self._made = (0, 0, 0)
         with durable.disk_errors(directory, "opening the folder of a claim"):
             self._folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._folder)
@@ -143,7 +145,8 @@ class TermClaim:
         """Check only the claim in the folder, like :meth:`require`.
 
         The check takes one fchmodat(2); see the module's docstring. If a user has emptied the folder, another scheduler
-        may have claimed the same number, so the file's content is compared as well.
+        may have claimed the same number, so the file's content is compared as well; or, if strangers' connections have
+        taken every descriptor, its inode, time and size.
         """
         with durable.disk_errors(self._path, "checking this scheduler's claim"):
             try:
@@ -151,6 +154,10 @@ class TermClaim:
                 if self._read() == self._note:
                     return
             except OSError as error:
+                if error.errno in _NO_DESCRIPTOR and self._made == _identity(
+                    os.stat(self._path.name, dir_fd=self._folder)
+                ):
+                    return
                 if error.errno not in _GONE:
                     raise
             if highest_claim(self._directory) >= self.number:
@@ -179,6 +186,7 @@ class TermClaim:
                 durable.write_all(descriptor, note)
                 self._note = note
                 os.fsync(descriptor)
+                self._made = _identity(os.fstat(descriptor))
             except (
                 OSError
             ):  # e.g. a full disk; nothing was sent in this term, and the next start does not need this claim
@@ -201,6 +209,10 @@ class TermClaim:
             "wrote since. Fix: nothing, the job continues with the other one; to run its scheduler here again, end "
             "that one first"
         )
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _path(directory: Path, number: int) -> Path:

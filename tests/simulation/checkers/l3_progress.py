@@ -18,6 +18,8 @@ class Progress(Checker):
         self.world.watch_trained.append(self._trained)
 
     def _trained(self, group: Group) -> None:
+        if any(member.is_asked for member in group.members.values()):
+            return  # it leaves at its next commit, and may have been held until the faults stopped
         key = (group.job, group.generation)
         if self.world.is_calm and group.job == self.world.witness.job and key not in self._watched:
             self._watched.add(key)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from random import Random
 from threading import Thread
+from typing import Any
 
 import certifi
 import pytest
@@ -120,6 +122,27 @@ def test_changed_journal_is_refused(kind: str, place: EtcdPlace, etcd: Etcd) -> 
         stored(place)
     with pytest.raises(JournalDamagedError):
         opened(place)
+
+
+def test_etcd_that_answers_with_another_jobs_keys_is_refused_and_left_alone(
+    place: EtcdPlace, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, _ = opened(place)
+    log.append([b"a"])
+    before, honest = dict(etcd.keys), etcd._range
+
+    def of_another(request: dict[str, Any]) -> dict[str, Any]:
+        found = honest(request)
+        for one in found["kvs"]:
+            key = base64.b64decode(one["key"]).replace(b"/digits/", b"/others/")
+            one["key"] = base64.b64encode(key).decode()
+        return found
+
+    monkeypatch.setattr(etcd, "_range", of_another)
+    for reads in (stored, opened):
+        with pytest.raises(StoreError, match=r"a key that was not asked for\. Fix: name an etcd's own client ports"):
+            reads(place)
+    assert etcd.keys == before
 
 
 def test_removed_claim_is_distinguished_and_everything_can_be_written_again(place: EtcdPlace, etcd: Etcd) -> None:

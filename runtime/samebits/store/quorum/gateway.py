@@ -185,8 +185,8 @@ class EtcdGateway:
         """
         answer = self._ask("kv/range", {"key": _coded(key)}, _RangeAnswer)
         for found in answer.kvs:
-            if found.key == key.encode():
-                return EtcdKeyValue(key, found.value, found.mod_revision)
+            self._require_asked(found.key == key.encode())
+            return EtcdKeyValue(key, found.value, found.mod_revision)
         return EtcdKeyValue(key, b"", 0)
 
     def holds(self, condition: Equals) -> bool:
@@ -207,8 +207,7 @@ class EtcdGateway:
             request = {"key": _coded(first), "range_end": _coded(end), "limit": _PAGE, "keys_only": not has_values}
             answer = self._ask("kv/range", request, _RangeAnswer)
             for found in answer.kvs:
-                if not first <= found.key < end:
-                    raise StoreError(f"{self.place}: the etcd answered with a key that was not asked for")
+                self._require_asked(first <= found.key < end)
                 yield EtcdKeyValue(found.key.decode(errors="replace"), found.value, found.mod_revision)
             if not answer.more or not answer.kvs:
                 return
@@ -338,6 +337,13 @@ class EtcdGateway:
             self.close()
             raise _PassingError(f"{member}: the answer is from revision {revision}, before revision {self._revision}")
         self._revision = revision
+
+    def _require_asked(self, was_asked: bool) -> None:
+        if not was_asked:
+            raise StoreError(
+                f"{self.place}: the etcd answered with a key that was not asked for. Fix: name an etcd's own client "
+                "ports in RECOVERY_PATH, not those of a program in between"
+            )
 
     def _headers(self) -> dict[str, str]:
         return {"Content-Type": "application/json"} | ({"Authorization": self._token} if self._token else {})

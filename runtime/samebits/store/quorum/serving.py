@@ -29,7 +29,11 @@ from samebits.store.quorum.quorum_log import SERVING, QuorumClaim
 from samebits.store.term_claim import TermClaim
 
 LOOK_S: Final = 1.0
-"""Seconds between a waiting scheduler's checks for a stop request; everything else wakes it at once."""
+"""Seconds between a waiting scheduler's checks for a stop request, and between its reads of the key.
+
+Usually a change or a closed connection wakes it at once. If a host with the scheduler and the watched etcd member is
+lost, neither connection ends, and only the reads show that the lease is over.
+"""
 
 _CONNECT_S: Final = 0.5
 _RENEWALS: Final = 3
@@ -96,7 +100,7 @@ def wait_for_turn(gateway: EtcdGateway, is_stopped: Callable[[], bool], say: Cal
             say(f"{now.holder} serves this job; this scheduler stands by, and takes over when that one is gone")
             said = now
         with gateway.watched(_key(gateway)) as changes:
-            if _is_refused(now, changes, is_stopped) and serving(gateway).condition == now.condition:
+            if _is_refused(gateway, now, changes, is_stopped) and serving(gateway).condition == now.condition:
                 return now
     return None
 
@@ -152,11 +156,16 @@ class ServingNotice:
             self._gateway.end_lease(self._lease)
 
 
-def _is_refused(now: Serving, changes: socket.socket | None, is_stopped: Callable[[], bool]) -> bool:
+def _is_refused(
+    gateway: EtcdGateway, now: Serving, changes: socket.socket | None, is_stopped: Callable[[], bool]
+) -> bool:
     """Wait until the scheduler's host refuses a connection or the key may have changed.
 
     Returns:
         Whether the host refuses a connection.
+
+    Raises:
+        StoreError: the etcd does not answer, or refuses the request.
     """
     link: socket.socket | None = None
     try:
@@ -168,6 +177,8 @@ def _is_refused(now: Serving, changes: socket.socket | None, is_stopped: Callabl
             if link in ready and link is not None and _has_ended(link):
                 link.close()
                 link = _connected(now)
+            if not ready and serving(gateway).condition != now.condition:
+                return False
     except ConnectionRefusedError:
         return True
     finally:
