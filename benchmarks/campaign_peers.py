@@ -3,6 +3,10 @@
 Every peer trains the benchmarks' model to the same last step, on four ranks, with a checkpoint as its documentation
 recommends. A fault is a signal to one worker, an order that the worker carries out (``samebits.commands.drill.inside``,
 which needs nothing of SameBits in the job), or damage to the stored checkpoint followed by kill -9 of every worker.
+
+A torchrun job that is restarted from its checkpoint ends with other bits even if nothing fails: DDP reduces the first
+step after a start in its initial buckets and later ones in rebuilt buckets, which add the ranks' values in another
+order. If the buckets are rebuilt before the checkpoint is loaded, the bits are those of the undisturbed run.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Contestant:
         self._stage = Stage()
         self._windows = 0
         arguments = (workload, *([str(COPYING_STEPS)] if name == COPYING else []))
-        start = start or (job_of_ours(WORLD_SIZE) if name in (OURS, COPYING) else _start_plain)
+        start = start or (job_of_ours if name in (OURS, COPYING) else job_of_plain)(WORLD_SIZE)
         try:
             self._workers = start(self._stage, arguments)
         except BaseException:
@@ -142,6 +142,11 @@ class Contestant:
         cpu_s = sum(one.cpu_s for one in ends) - sum(one.cpu_s for one in begins)
         return Window(steps / elapsed_s, cpu_s / steps * 1e3)
 
+    @property
+    def pids(self) -> list[int]:
+        """The ranks' processes."""
+        return [worker.pid for worker in self._workers]
+
     def held_bytes(self) -> list[int]:
         """Return the private memory of each rank."""
         return [_anonymous_bytes(worker.pid) for worker in self._workers]
@@ -166,12 +171,17 @@ def job_of_ours(ranks: int, kind: str = "elastic", **settings: str) -> Start:
     return start
 
 
-def _start_plain(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(WORLD_SIZE)}
-    command = [*worker_module("steady_state"), "plain", *arguments]
-    return [
-        stage.start(worker_name(rank), command, {**shared, "RANK": str(rank)}, gated=True) for rank in range(WORLD_SIZE)
-    ]
+def job_of_plain(ranks: int) -> Start:
+    """Return a function that starts a job of plain DDP with this many ranks."""
+
+    def start(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+        command = [*worker_module("steady_state"), "plain", *arguments]
+        return [
+            stage.start(worker_name(rank), command, {**shared, "RANK": str(rank)}, gated=True) for rank in range(ranks)
+        ]
+
+    return start
 
 
 def _anonymous_bytes(pid: int) -> int:

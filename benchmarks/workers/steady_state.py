@@ -1,9 +1,10 @@
 """One rank that trains window by window, on demand: ``plain`` DDP, or ``elastic`` with a commit after every step.
 
-``plain|elastic|virtual|reporting|sharded mlp|wide|transformer [STEPS]``: a commit after every STEPS steps, preceded by
-a report of the loss if ``reporting`` or ``sharded``, where FSDP2 takes DDP's place. Each rank of ``virtual`` runs one
-virtual worker. A line on standard input asks for a window: ``train <steps>``, or ``alone <steps>`` for steps without
-communication. All kinds run this same loop; only what follows a step differs.
+``plain|elastic|saving|virtual|reporting|sharded mlp|wide|transformer [STEPS]``: a commit after every STEPS steps,
+preceded by a report of the loss if ``reporting`` or ``sharded``, where FSDP2 takes DDP's place. Each rank of
+``virtual`` runs one virtual worker, and only ``saving`` saves checkpoints. A line on standard input asks for a window:
+``train <steps>``, or ``alone <steps>`` for steps without communication.
+All kinds run this same loop; only what follows a step differs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from benchmarks.workers.mlp import SEED, Mlp
 from benchmarks.workers.transformer import Transformer
 
 NEVER = 10**9  # no checkpoint falls into a window, since the commit is measured
+SAVED = 20
 Model = Mlp | Transformer
 WIDTH = 3_776  # a "wide" MLP has 3 million parameters
 Wrap = Callable[[nn.Module], nn.Module]
@@ -52,7 +54,7 @@ def _sharded(module: nn.Module) -> nn.Module:
 def train_elastic(build: Callable[[Wrap], Model], wrap: Wrap, commit_steps: int, kind: str) -> None:
     samebits.init()
     model = build(wrap)
-    config = samebits.CheckpointConfig(save_checkpoint_steps=NEVER)
+    config = samebits.CheckpointConfig(save_checkpoint_steps=SAVED if kind == "saving" else NEVER)
     sizes = {"global_batch": samebits.get_world_size(), "micro_batch": 1} if kind == "virtual" else {}
     state = samebits.elastic.TorchState(
         model.model, model.optimizer, rng="per_step", seed=SEED, checkpoint=config, **sizes

@@ -247,6 +247,26 @@ def _save_two(folder: Path, promise: Promise) -> None:
         promise(number + 1)
 
 
+STEPS = 4
+
+
+def _save_every_step(folder: Path, promise: Promise) -> None:
+    """Act as a rank with save_checkpoint_steps=1 and async_save=False, which keeps two points."""
+    claim_folder(rank_directory(folder, 0), JOB, "digits", sync=False)
+    make_claim_durable(rank_directory(folder, 0))
+    for step in range(_resumed_step(folder) + 1, STEPS + 1):
+        killed_writer.save(folder, step)
+        promise(step)
+        prune(rank_directory(folder, 0), JOB, keep=2)
+
+
+def _resumed_step(folder: Path) -> int:
+    """Return the step from which training resumes; raise if a point that counts as complete is not."""
+    steps = _whole_points(folder)
+    assert isinstance(steps, list)
+    return max(steps, default=0)
+
+
 def _whole_points(folder: Path) -> object:
     """Return the points listed as complete; raise if one is not."""
     found = [point for point in scan(rank_directory(folder, 0), JOB) if point.is_usable]
@@ -401,6 +421,7 @@ SCENARIOS = {
         _tear_the_log, _log_behind_a_torn_end, _logged_steps, ([1], [1, 2]), lambda before, after: None
     ),
     "points saved": Scenario(_nothing, _save_two, _whole_points, ([], [1], [2, 1]), _changed_beyond()),
+    "every step saved": Scenario(_nothing, _save_every_step, _resumed_step, tuple(range(STEPS + 1)), _changed_beyond()),
     "point saved again": Scenario(_damage_the_second, _save_anew, _verified_points, ([1], [2, 1]), _lost_a_point),
     "points pruned": Scenario(_save(1, 2, 3, 4), _prune, _newest_points, ([4, 3],) * 3, _lost_a_newest),
 }

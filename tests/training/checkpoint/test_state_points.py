@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,6 +101,107 @@ def test_state_rolls_back_to_its_copy_and_serves_it_as_that_commit() -> None:
     assert torch.equal(generator, torch.get_rng_state())
     assert points.go_back(Point(9, 1)) == Point(5, 1) and all(map(torch.equal, seen[5][0], model.parameters()))
     assert points.go_back(Point(0, 1)) is None and state.recall() is None, "no part of it is served"
+
+
+class Steps:
+    """A state that is compared at every fifth commit, with the step's hook in place."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.model = nn.Linear(3, 2)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.state = TorchState(self.model, self.optimizer, rng="per_step")
+        self.process = process(every=5)
+        self.points = StatePoints(self.process, self.state)
+        self.points.generation = SimpleNamespace(  # type: ignore
+            generation=1, rank=1, world_size=2, local_world_size=2
+        )
+        self.points.begin_comparing(Point(0, 1))
+        self.state.remember(Point(0, 1))
+        self.weights: dict[int, list[torch.Tensor]] = {}
+
+    def take(self, step: int, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Take a step and commit it."""
+        self.model(torch.randn(4, 3)).sum().backward()
+        meanwhile()
+        self.points.finish_copy()
+        self.optimizer.step()
+        self.points.commits = step
+        self.state.remember(Point(step, 1))
+        self.points.compare(step, is_save=False)
+        self.weights[step] = [one.detach().clone() for one in self.model.parameters()]
+
+    def found_equal(self, step: int) -> None:
+        self.points.digests.settle()
+        self.process.agent.equal_point = Point(step, 1)
+
+    def copies(self) -> list[int]:
+        return [one.point.step for one in self.points._kept._kept]
+
+    def returns(self, to: int, at: int) -> bool:
+        """Return to a step, and return whether the weights are those of step ``at``."""
+        came = self.points.go_back(Point(to, 1))
+        return came == Point(at, 1) and all(map(torch.equal, self.weights[at], self.model.parameters()))
+
+
+def test_confirmed_copy_replaces_the_one_before_it_in_its_memory() -> None:
+    run = Steps()
+    for step in range(1, 6):
+        run.take(step)
+    run.found_equal(5)
+    assert run.copies() == [1], "weights and moments are still those of the commit"
+    where = run.points._kept._kept[0].contents["shared"]["values"]["model"]["weight"].data_ptr()
+    run.take(6)
+    kept = run.points._kept._kept[0]
+    assert run.copies() == [5] and kept.contents["shared"]["values"]["model"]["weight"].data_ptr() == where
+    assert kept.is_sound() and run.points._kept._spare is None
+    run.take(7)
+    assert run.returns(7, at=5)
+
+
+def test_copy_that_is_not_confirmed_in_time_stays_beside_the_one_before_it() -> None:
+    run = Steps()
+    for step in range(1, 7):
+        run.take(step)
+    assert run.copies() == [1, 5]
+    run.found_equal(5)
+    run.take(7)
+    assert run.copies() == [5] and run.points._kept._spare is None, "its memory is free once it is confirmed"
+    assert run.returns(7, at=5)
+
+
+def test_state_returns_to_a_commit_that_is_not_copied_yet() -> None:
+    run = Steps()
+    for step in range(1, 6):
+        run.take(step)
+    assert run.returns(5, at=5) and run.returns(4, at=1)
+
+
+def test_weights_written_before_the_step_are_in_no_copy() -> None:
+    run = Steps()
+    for step in range(1, 6):
+        run.take(step)
+
+    def write() -> None:
+        with torch.no_grad():
+            run.model.weight.add_(1)
+
+    run.found_equal(5)
+    run.take(6, write)
+    assert run.copies() == [1], "the copy before it is not replaced"
+    for step in range(7, 12):
+        run.take(step, write)
+    assert run.copies() == [1, 10], "from then on, weights are copied at the commit"
+    assert run.returns(11, at=10)
+
+
+def test_copy_that_is_not_finished_ends_with_its_generation() -> None:
+    run = Steps()
+    for step in range(1, 6):
+        run.take(step)
+    run.points.begin_comparing(Point(5, 1))
+    run.take(6)
+    assert run.copies() == [1]
 
 
 def test_ranks_are_compared_even_without_memory_for_a_copy(

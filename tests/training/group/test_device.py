@@ -138,7 +138,8 @@ def before_step(collectives: Collectives, kind: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)  # a torch without CUDA cannot tell
     process = SimpleNamespace(device=torch.device(kind), group=collectives)
     replay = SimpleNamespace(before_step=lambda: collectives.calls.append("logged"))
-    points = SimpleNamespace(require_shards_at_rest=lambda: None, compare_if_not_finite=lambda: None)
+    names = ("require_shards_at_rest", "compare_if_not_finite", "finish_copy")
+    points = SimpleNamespace(**dict.fromkeys(names, lambda: None))
     audits = SimpleNamespace(before_step=lambda: collectives.calls.append("audited"))
     parts = {
         "_process": process,

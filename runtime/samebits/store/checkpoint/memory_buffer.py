@@ -146,6 +146,13 @@ class MemoryBuffer:
         finally:
             os.close(descriptor)
 
+    @property
+    def is_reserved(self) -> bool:
+        """Whether the slot's file has memory, mapped here or left by an earlier process."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.stat(self.path.name, dir_fd=self._directory, follow_symlinks=False).st_blocks > 0
+        return False
+
     def needs_room(self, manifest_bytes: int, data_bytes: int) -> bool:
         """Return whether a point of this size needs new memory."""
         if self._memory is None or self._data_offset < HEADER_BYTES + manifest_bytes:

@@ -1,4 +1,4 @@
-"""The two memory slots of one rank, and the points found in them after a crash.
+"""The memory slots of one rank, at most two, and the points found in them after a crash.
 
 ::
 
@@ -54,6 +54,21 @@ _MOST_SWEPT = 256
 _ATTEMPTS = 8
 
 
+class _Worth(enum.IntEnum):
+    """What is lost if a slot is filled, in rising order; new memory is worth less than a point that is nowhere else."""
+
+    NOTHING = 0
+    UNWANTED = 1
+    ON_DISK = 2
+    NEW_MEMORY = 3
+    NEEDED = 4
+
+
+def _none(_point: Point) -> bool:
+    """Select no point."""
+    return False
+
+
 class RoomKind(enum.Enum):
     """The content of a room's slots; the value is the suffix of its folder's name."""
 
@@ -100,18 +115,22 @@ class MemoryRoom:
         self._points: dict[int, Point] = {}  # points sealed by this object, by sequence
         let_go_in_children(self)
 
-    def next_slot(self, is_unwanted: Callable[[Point], bool] = lambda point: False) -> MemoryBuffer:
+    def next_slot(
+        self, is_unwanted: Callable[[Point], bool] = _none, is_on_disk: Callable[[Point], bool] = _none
+    ) -> MemoryBuffer:
         """Return the slot to fill.
 
-        It is an unusable slot if there is one, else one whose point is unwanted, else the older one.
+        It is an unusable slot if there is one, else one whose point is unwanted, else the older one. A point that is
+        also on disk need not stay in memory, so its slot is filled before memory is taken for another slot.
         """
-        headers = {slot: slot.header() for slot in self._slots}
 
-        def worth(slot: MemoryBuffer) -> tuple[bool, int]:
-            header, point = headers[slot], self._point_of(slot)
+        def worth(slot: MemoryBuffer) -> tuple[_Worth, int]:
+            header, point = slot.header(), self._point_of(slot)
             if header is None or point is None:
-                return False, 0
-            return not is_unwanted(point), header.sequence
+                return (_Worth.NOTHING if slot.is_reserved else _Worth.NEW_MEMORY), 0
+            if is_unwanted(point):
+                return _Worth.UNWANTED, header.sequence
+            return (_Worth.ON_DISK if is_on_disk(point) else _Worth.NEEDED), header.sequence
 
         return min(self._slots, key=worth)
 

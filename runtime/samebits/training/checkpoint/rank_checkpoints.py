@@ -237,7 +237,8 @@ class RankCheckpoints:
             with disk_errors(self._directory, "saving"):  # for errors not reported elsewhere, such as EMFILE
                 self._take_folder(wait_s)
                 is_async = self.config.async_save and not durable
-                if is_async and self._saves.begin(header, tensors, tree, layout, self._lock.descriptor):
+                descriptor, on_disk = self._lock.descriptor, self._verified.__contains__
+                if is_async and self._saves.begin(header, tensors, tree, layout, descriptor, is_on_disk=on_disk):
                     return True
                 self._hear_of_pruning(wait=True)  # only one process at a time may change a folder
                 self._place.write(header, snapshot.parts_of(tensors), tree, layout)
@@ -370,7 +371,12 @@ class RankCheckpoints:
         try:
             if not by_writer and not self._has_counted:
                 self._count_on_what_is_there()
-            self._saves.forget(lambda one: checkpoints.is_abandoned(one, point))
+            self._saves.forget(
+                lambda one: (
+                    checkpoints.is_abandoned(one, point)
+                    or (by_writer and not self._saves.keeps_two and one < point and one in self._verified)
+                )
+            )
             self._tell()
             pruning = Pruning(point, self._retention(), self._verified, self._rejected.keys())
             if by_writer:  # no step waits for a disk or a network
@@ -536,6 +542,11 @@ class AsyncSaves:
         self._said = False
 
     @property
+    def keeps_two(self) -> bool:
+        """Whether two points stay in memory: a buddy's copy may be on its way while the next save is made."""
+        return self._brief is not None
+
+    @property
     def is_busy(self) -> bool:
         """Whether a save is pending."""
         return self._writer is not None and self._writer.is_busy
@@ -543,7 +554,7 @@ class AsyncSaves:
     def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> None:
         """Reserve memory for saves of points like this one, if there is any."""
         with contextlib.suppress(CheckpointError, StoreError):  # the first save reports it
-            self._opened_room()[1].prepare(header, tensors, tree, layout)
+            self._opened_room()[1].prepare(header, tensors, tree, layout, slots=2 if self.keeps_two else 1)
 
     def begin(
         self,
@@ -552,12 +563,15 @@ class AsyncSaves:
         tree: Tree,
         layout: Tree,
         lock_descriptor: int,
+        *,
+        is_on_disk: Callable[[Point], bool],
     ) -> bool:
         """Copy the point and hand it to the writer; return False, with one warning, if that is not possible.
 
         Args:
             header, tensors, tree, layout: the point.
             lock_descriptor: descriptor of the folder's lock; the writer keeps it locked while it writes.
+            is_on_disk: returns whether a point is durable, so that its copy in memory may be overwritten.
 
         Raises:
             CheckpointError: the state itself cannot be saved.
@@ -569,7 +583,10 @@ class AsyncSaves:
             with disk_errors(self._memory, "copying aside"):
                 staging, writer = self._opened(lock_descriptor)
                 self._refused_bytes = needed_bytes
-                name, sequence = staging.stage(header, tensors, tree, layout)
+                if self.keeps_two:
+                    name, sequence = staging.stage(header, tensors, tree, layout)
+                else:
+                    name, sequence = staging.stage(header, tensors, tree, layout, is_on_disk=is_on_disk)
                 self._refused_bytes = None
                 writer.submit(name, sequence, header.point)
         except CheckpointError:

@@ -1,12 +1,15 @@
 """Keep copies of compared states in this process's memory, to which it can roll back.
 
-A state that is not yet confirmed equal on all ranks must not replace the last confirmed one. So there are two copies,
-or three if confirmation takes longer than the next comparison, and their memory is reused.
+A state that is not yet confirmed equal on all ranks must not replace the last confirmed one. But until the next
+optimizer step, weights and moments in the host's memory *are* the new state, and by then it is usually confirmed. So
+they are copied just before that step, over the last confirmed copy, and there is one copy. There are two if the
+confirmation is late or the tensors cannot be left alone for so long, and three if it takes longer than the next
+comparison.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +27,10 @@ MOST = 3
 SHARE_OF_AVAILABLE = 0.25
 """Share of the host's available memory that new copies on all its ranks may take together."""
 
-Places = dict[tuple[int, tuple[int, ...], torch.dtype], torch.Tensor]
-"""Copies of tensors, by data pointer, shape and dtype."""
+Place = tuple[int, tuple[int, ...], torch.dtype]
+"""Data pointer, shape and dtype of a tensor."""
+Places = dict[Place, torch.Tensor]
+"""Copies of tensors, by the place of the original."""
 
 
 @dataclass(slots=True)
@@ -50,25 +55,99 @@ class RollbackCopy:
         return bool(self.shared) and digest_of(parts_of(self.named)) == self.shared
 
 
+@dataclass(slots=True)
+class _Begun:
+    """A copy that still refers to live tensors.
+
+    Attributes:
+        copy: the copy; its parts in live tensors are hashed.
+        compared: the compared parts of the live state.
+        live: the places of the live tensors.
+        places: the tensors that are copied.
+    """
+
+    copy: RollbackCopy
+    compared: Sequence[Named]
+    live: frozenset[Place]
+    places: Places
+
+
 class RollbackCopies:
     """The newest copies of one state, oldest first."""
 
     def __init__(self) -> None:
         self._kept: list[RollbackCopy] = []
+        self._begun: _Begun | None = None
         self._spare: Mapping[str, Any] | None = None  # memory of a dropped copy, for reuse
 
+    @property
+    def begun(self) -> Point | None:
+        """The point of the copy that is not finished, if there is one."""
+        return None if self._begun is None else self._begun.copy.point
+
     def keep(
-        self, point: Point, contents: Mapping[str, Any], layouts: Mapping[str, Any], compared: Sequence[Named]
+        self,
+        point: Point,
+        contents: Mapping[str, Any],
+        layouts: Mapping[str, Any],
+        compared: Sequence[Named],
+        at_rest: Sequence[torch.Tensor] = (),
     ) -> RollbackCopy:
-        """Copy the current state; at the limit, drop the newest unconfirmed copy to make room."""
+        """Copy the current state; at the limit, drop the newest unconfirmed copy to make room.
+
+        Args:
+            point, contents, layouts, compared: the state.
+            at_rest: tensors that will not change before :meth:`finish` or :meth:`cancel` is called. They are hashed now
+                and copied then.
+        """
+        self._begun = None
+        live = frozenset(_place_of(one) for one in at_rest if one.data_ptr() and one.is_cpu)
+        places: Places = {}
+        if live:
+            copy = _copied(contents, None, places, lambda tensor: _place_of(tensor) not in live)
+        else:
+            copy = _copied(contents, self._room(), places)
+        kept = RollbackCopy(point, copy, copied_tree(dict(layouts)), [_of_copy(one, places) for one in compared])
+        if live:
+            self._begun = _Begun(kept, compared, live, places)
+        else:
+            self._kept.append(kept)
+        return kept
+
+    def finish(self, equal: Point | None) -> None:
+        """Copy the live tensors of the copy that was begun.
+
+        Args:
+            equal: the newest point at which all ranks were equal.
+        """
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return
+        copy, places = begun.copy, begun.places
+        if copy.point == equal:
+            for one in self._kept:
+                self._drop(one)
+            self._kept.clear()
+        else:
+            self.found_equal(equal)
+        copy.contents = _copied(copy.contents, self._room(), places, lambda tensor: _place_of(tensor) in begun.live)
+        copy.named = [_of_copy(one, places) for one in begun.compared]
+        self._kept.append(copy)
+
+    def cancel(self) -> None:
+        """Drop the copy that was begun, since its live tensors are about to change or have changed."""
+        self._begun = None
+
+    def free_spare(self) -> None:
+        """Free the memory of dropped copies."""
+        self._spare = None
+
+    def _room(self) -> Mapping[str, Any] | None:
+        """Return memory to reuse for one more copy, if there is any; at the limit, drop a copy."""
         if len(self._kept) == MOST:
             self._drop(self._kept.pop())
         spare, self._spare = self._spare, None
-        places: Places = {}
-        copy = _copied(contents, spare, places)
-        kept = RollbackCopy(point, copy, copied_tree(dict(layouts)), [_of_copy(one, places) for one in compared])
-        self._kept.append(kept)
-        return kept
+        return spare
 
     def has_room(self, contents: Mapping[str, Any], ranks_here: int) -> bool:
         """Return whether one more copy on each of this host's ranks leaves enough memory for training."""
@@ -126,9 +205,19 @@ def _place_of(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], torch.dtype]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.dtype
 
 
-def _copied(tree: Any, old: Any, places: Places) -> Any:
-    """Copy a tree to the CPU, reusing an earlier copy's memory if it fits; record each copy in ``places``."""
+def _all(_tensor: torch.Tensor) -> bool:
+    """Select every tensor."""
+    return True
+
+
+def _copied(tree: Any, old: Any, places: Places, is_wanted: Callable[[torch.Tensor], bool] = _all) -> Any:
+    """Copy a tree to the CPU, reusing an earlier copy's memory if it fits; record each copy in ``places``.
+
+    Tensors that are not wanted stay in the tree as they are.
+    """
     if isinstance(tree, torch.Tensor):
+        if not is_wanted(tree):
+            return tree
         copy = _tensor_copied(tree, old)
         if tree.layout is torch.strided and tree.data_ptr():
             places[_place_of(tree)] = copy
@@ -137,7 +226,7 @@ def _copied(tree: Any, old: Any, places: Places) -> Any:
     if items is None:
         return copied_tree(tree)
     by_key = dict(value_trees.children(old) or ()) if type(old) is type(tree) else {}
-    return value_trees.rebuilt(tree, [(key, _copied(item, by_key.get(key), places)) for key, item in items])
+    return value_trees.rebuilt(tree, [(key, _copied(item, by_key.get(key), places, is_wanted)) for key, item in items])
 
 
 def _tensor_copied(tensor: torch.Tensor, old: object) -> torch.Tensor:

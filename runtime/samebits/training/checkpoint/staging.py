@@ -41,6 +41,7 @@ from samebits.store.checkpoint import (
     encode_manifest,
     in_file_order,
 )
+from samebits.store.checkpoint.memory_room import NAMES
 from samebits.training.state import snapshot
 from samebits.training.state.snapshot import NamedTensors
 
@@ -95,17 +96,22 @@ class Staging:
         self._aside = ThreadPoolExecutor(1, "samebits-reserve")
         self._reserving: dict[MemoryBuffer, Future[bool]] = {}
 
-    def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> None:
-        """Start reserving memory for points like this one in every empty slot, in a separate thread.
+    def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree, *, slots: int = 2) -> None:
+        """Start reserving memory for points like this one, in a separate thread.
 
         If that fails, the save that needs the memory reports it.
+
+        Args:
+            header, tensors, tree, layout: the point.
+            slots: the number of slots that have memory afterwards; only empty ones are reserved.
 
         Raises:
             CheckpointError: the state cannot be saved faithfully; the message names the value.
         """
         plan = self._plan_for(tensors)
         manifest_bytes = len(_unproven(header, tree, layout, plan))
-        for slot in self._room.empty_slots():
+        empty = self._room.empty_slots()
+        for slot in empty[: max(0, len(empty) - len(NAMES) + slots)]:
             self._let_go(slot)  # its memory has been freed since
             self._reserving[slot] = self._aside.submit(slot.reserve, manifest_bytes, plan.data_bytes)
 
@@ -116,12 +122,14 @@ class Staging:
         tree: Tree,
         layout: Tree,
         is_unwanted: Callable[[Point], bool] = lambda point: False,
+        is_on_disk: Callable[[Point], bool] = lambda point: False,
     ) -> tuple[str, int]:
         """Copy a point into a slot and seal it; return the slot's name and the point's sequence number.
 
         Args:
             header, tensors, tree, layout: the point.
             is_unwanted: returns whether a point's slot is to be filled before the slots of other points.
+            is_on_disk: returns whether a point's slot may be filled before another slot is given memory.
 
         Raises:
             CheckpointError: the state cannot be saved faithfully; the message names the value.
@@ -129,7 +137,7 @@ class Staging:
         """
         plan = self._plan_for(tensors)
         manifest = _unproven(header, tree, layout, plan)
-        slot = self._room.next_slot(is_unwanted)
+        slot = self._room.next_slot(is_unwanted, is_on_disk)
         if (reserving := self._reserving.pop(slot, None)) is not None:
             with contextlib.suppress(StoreError):  # _views_into reserves again
                 reserving.result()

@@ -95,6 +95,8 @@ class StatePoints:
         self.due = due_by(state.checkpoint_config, self._agree)
         self._comparisons = comparisons_by(_every(process), self._agree)
         self._kept = RollbackCopies()
+        self._defers_copies = True  # whether weights and moments stayed those of a commit until the next step so far
+        self._is_deferred = False  # whether the newest copy was made just before a step
         self._has_no_room = False  # lack of memory for copies was logged
         self._is_finite = True  # whether the gradients of the last step were finite
         self.digests = StateDigests(process.agent, state, self._comparisons.took)
@@ -442,6 +444,7 @@ class StatePoints:
         self._is_finite = True
         self.digests.begin()
         self._at_rest.committed({})
+        self._kept.cancel()
         self._kept.begin(point)
         self._comparisons.begins(self._state.completed_steps, leads=self.present().rank == 0)
 
@@ -452,13 +455,38 @@ class StatePoints:
         if compared is None or not contents["shared"]["values"]:
             return None
         self.digests.settle()
+        if self._kept.begun is not None:  # no step was noticed since
+            self._defers_copies = False
+            self._kept.cancel()
         self._kept.found_equal(self._process.agent.equal_point)
         if not self._kept.has_room(contents, self.present().local_world_size):
             self._say_no_room(bytes_in(contents))
             return None
-        kept = self._kept.keep(point, contents, self.layouts, compared)
+        at_rest = self._state.at_rest(point) if self._defers_copies else ()
+        kept = self._kept.keep(point, contents, self.layouts, compared, at_rest)
+        self._is_deferred = self._kept.begun is not None
         self._comparisons.took(time.monotonic() - began_s)
         return kept
+
+    def finish_copy(self) -> None:
+        """Copy what the next step changes if the last commit is kept for a rollback. Call it before a step.
+
+        By then all ranks have usually been found equal at that commit, so its copy replaces the one before it, and one
+        copy is in memory instead of two.
+        """
+        kept = self._kept
+        if kept.begun is not None:
+            began_s = time.monotonic()
+            self.digests.settle()
+            if self._state.at_rest(kept.begun):
+                kept.finish(self._process.agent.equal_point)
+            else:  # the script writes to weights between a commit and the next step
+                kept.cancel()
+                self._defers_copies = False
+            self._comparisons.took(time.monotonic() - began_s)
+        elif self._is_deferred:  # a copy made at its commit needs the memory again at the next one
+            kept.found_equal(self._process.agent.equal_point)
+            kept.free_spare()
 
     def _say_no_room(self, size_bytes: int) -> None:
         if not self._has_no_room:
@@ -474,6 +502,10 @@ class StatePoints:
         if self.generation is None:
             return None
         self.digests.settle()
+        begun = self._kept.begun
+        if begun is not None and begun <= to and self._state.at_rest(begun):
+            self._kept.finish(self._process.agent.equal_point)
+        self._kept.cancel()
         kept, state = self._kept.go_back(to), self._state
         if kept is None:
             state.forget()

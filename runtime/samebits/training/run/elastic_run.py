@@ -195,6 +195,7 @@ class ElasticRun:
             self._points.wait_for_gradients()
         self._settle()
         self._points.compare_if_not_finite()
+        self._points.finish_copy()
         self._audits.before_step()
         if self._replay is not None and not self._is_again:
             self._replay.before_step()

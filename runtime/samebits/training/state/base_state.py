@@ -312,6 +312,10 @@ class State(ABC):
         """Return the values that may differ between ranks, and are listed if they do."""
         return []
 
+    def at_rest(self, point: Point) -> Sequence[torch.Tensor]:
+        """Return the tensors that remain the commit ``point``'s until an optimizer steps; empty if one has changed."""
+        return ()
+
     def weights(self) -> list[torch.Tensor]:
         """Return the tensors that must be equal on every rank when a generation begins."""
         return []

@@ -2,7 +2,7 @@
 
 Until an optimizer begins its next step, weights and moments *are* the last commit. So a commit after every step copies
 only the values that a forward pass or the user's loop changes. With several steps between two commits, the tensors are
-copied too, into the older of two buffers, so that one complete commit exists at any moment.
+copied too, over the commit before. While they are copied, the live tensors are the commit.
 
 A weight may change in the meantime, for example when an evaluation swaps in an average. A change in place increases the
 tensor's version, and a recovery then gets the commit from another source. A change through ``.data`` does not. So a
@@ -239,8 +239,8 @@ class LastCommit:
         self.is_running = False
         self.is_saved = False
         self._handlers = handlers
-        self._slots: list[dict[str, Any]] = [{}, {}]
-        self._newest: dict[str, Any] | None = None  # the slot that holds the commit of ``point``
+        self._buffer: dict[str, Any] = {}  # memory of copies, which is reused
+        self._newest: dict[str, Any] | None = None  # the buffer if it holds the commit of ``point``
         self._is_stepping = False  # whether an optimizer has begun a step since
         self._stepped: list[Sequence[torch.Tensor]] = []  # tensors that are not copied, by handler
         self._weights: list[_Weight] = []
@@ -354,7 +354,7 @@ class LastCommit:
         """
         self.holds_copy = on
         if not on and not self.copies:
-            self._slots, self._newest = [{}, {}], None
+            self._buffer, self._newest = {}, None
 
     def remember(self, point: Point) -> None:
         """Remember the current state as the commit ``point``."""
@@ -384,11 +384,11 @@ class LastCommit:
             _watch(weight)
 
     def _copy(self) -> None:
-        spare = self._slots[0] if self._newest is not self._slots[0] else self._slots[1]
+        self._newest = None  # until every value is the new commit's
         for name, handler in self._handlers.items():
             contents = handler.contents() if self.copies else _on_host(handler.contents())
-            spare[name] = copied_tree(contents, spare.get(name))
-        self._newest = spare
+            self._buffer[name] = copied_tree(contents, self._buffer.get(name))
+        self._newest = self._buffer
 
     def forget(self) -> None:
         """Mark the current values as not being a valid commit."""
@@ -398,6 +398,12 @@ class LastCommit:
     def copy(self) -> Mapping[str, Any] | None:
         """The contents of the last commit by name, if it was copied; read-only."""
         return self._newest
+
+    def at_rest(self, point: Point) -> Sequence[torch.Tensor]:
+        """Return the tensors that remain this commit's until the next step; empty if one may have changed since."""
+        if self.point != point or self._uses.are_any or not self._is_live():
+            return ()
+        return [torch_private.data_of(local(weight.tensor)) for weight in self._weights]
 
     @property
     def is_exposed(self) -> bool:

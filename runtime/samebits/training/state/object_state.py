@@ -5,8 +5,10 @@ Every value has a handler that can remember, restore and take apart the value; t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
 
 from samebits.core.point import Point
 from samebits.core.reports import PartKind
@@ -77,6 +79,7 @@ class ObjectState(State):
         for sampler in self._samplers:
             sampler.on_iterate = self._iterated
         self._last_commit = LastCommit(self.handlers)
+        self._has_optimizers = any(isinstance(one, OptimizerHandler) for one in self.handlers.values())
 
     def _handler_of(self, name: str, value: Any) -> StateHandler:
         handler = handler_of(value) or PlainHandler(self, name)
@@ -208,6 +211,10 @@ class ObjectState(State):
     def holds_copy(self) -> bool:
         """Whether the last commit can be restored from memory and later ones are copied too."""
         return self._last_commit.holds_copy and self._last_commit.is_held
+
+    def at_rest(self, point: Point) -> Sequence[torch.Tensor]:
+        """Return the tensors that an optimizer changes if they are still the commit's, as :meth:`State.at_rest`."""
+        return self._last_commit.at_rest(point) if self._has_optimizers else ()
 
     def forget(self) -> None:
         """Mark the current values as not being a valid commit."""
