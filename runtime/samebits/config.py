@@ -327,9 +327,9 @@ class _Reading:
         values = self.values
         if values.get("role") is Role.WORKER and values.get("enable_recovery") and values.get("node_id", "") is None:
             self.warnings.append(
-                "NODE_ID is not set although ENABLE_RECOVERY=1: started again, this process would be a stranger to the "
-                "scheduler and not get its rank back. Fix: export NODE_ID=<0 to WORKER_NUM - 1>, a different one in "
-                "each worker"
+                "NODE_ID is not set although ENABLE_RECOVERY=1, so the scheduler could not give this process its "
+                "rank back after a restart. Fix: export NODE_ID=<0 to WORKER_NUM - 1>, a different one in each "
+                "worker"
             )
         if values.get("cluster_secret") is not None:
             values["cluster_secret_file"] = None

@@ -332,8 +332,8 @@ def name_of(function: Callable[..., object]) -> tuple[str, str]:
         return place, name
     raise UsageError(
         f"Trainer({name or type(function).__name__}): each worker imports the training function by its name, and "
-        f"{name or 'this object'} is not at the top level of a module or script. Fix: define it there with `def`, and "
-        "pass values from around it in train_loop_config"
+        f"{name or 'this object'} is not at the top level of a module or script. Fix: define it there with `def`, "
+        "and pass the outside values that it uses in train_loop_config"
     )
 
 

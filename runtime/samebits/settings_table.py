@@ -672,7 +672,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "NODE_TIMEOUT", "node_timeout_s", _seconds(0.001), "5", _JOB,
-        "Seconds of silence after which a node is lost; at most TOPO_TIMEOUT.",
+        "Seconds of silence after which a node counts as lost; at most TOPO_TIMEOUT.",
         "节点静默多少秒后视为丢失，至多为 TOPO_TIMEOUT。",
     ),
     Variable(
@@ -737,9 +737,9 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "AUDIT", "audit", _AUDIT, "0", _EQUAL,
-        "Steps between audits, in which another rank recomputes one rank's gradient before it is used; the audited "
-        "rank changes in turn. If the gradients differ, a third rank decides, and the step is repeated. For a loop "
-        "with one DistributedDataParallel module.",
+        "Steps between audits, in which another rank recomputes one rank's gradient before it is used; the ranks "
+            "are audited in turn. If the gradients differ, a third rank decides, and the step is repeated. For a "
+            "loop with one DistributedDataParallel module.",
         "每隔这么多步，轮流由另一个 rank 在使用之前重新计算某个 rank 的梯度；两者不同时由第三个判定，该步重做。"
         "适用于只有一个 DistributedDataParallel 模块的循环。",
         scope=Scope.JOB,
@@ -876,8 +876,8 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "PLAIN", "plain", _SWITCH, "0", _PLAIN,
-        "`1`: the script is not ported; each seat is held by a process that runs the script as torchrun does, and runs "
-        "it again after a loss.",
+        "`1`: the script runs without changes. Each worker is a small process that runs the script as torchrun "
+            "does, and restarts it after a loss.",
         "`1`：脚本未移植：每个席位由一个小进程持有，像 torchrun 一样运行脚本，有成员丢失后重新运行。",
     ),
     Variable(

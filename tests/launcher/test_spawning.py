@@ -176,7 +176,7 @@ def test_planted_link_is_not_followed(tmp_path: Path, name: str) -> None:
     logs.mkdir(mode=0o700)
     victim.write_text("mine\n")
     (logs / name).symlink_to(victim)
-    refused = pytest.raises(StoreError, match=rf"{name}: a link or a pipe, expected a file. Fix: remove it")
+    refused = pytest.raises(StoreError, match=rf"{name} is a link or a pipe; expected a file. Fix: remove it")
     with refused, StartLock(logs):
         started(logs, program(tmp_path, SLEEP), "worker_0")
     assert victim.read_text() == "mine\n"

@@ -169,7 +169,7 @@ def test_job_that_repeats_steps_ends_with_the_same_bits(shell: Shell) -> None:
 def test_job_with_hidden_state_ends_before_it_trains_further(shell: Shell) -> None:
     assert shell.run("hidden", SCRIPT, HIDDEN_STATE="stop") == HiddenStateError.exit_code
     assert f"hidden state: seen (train.py:{LINE}) changed outside the state" in shell.output
-    assert "step 5, taken twice from the same commit, came out different" in shell.output
+    assert "two runs of step 5 from the same commit differ" in shell.output
     assert shell.finals("hidden") == []
 
 

@@ -156,7 +156,7 @@ def test_dead_spare_changes_nothing_and_one_that_was_not_needed_runs_no_script(
     job.wait_for("scheduler", r"spare 4 .* is lost")
     assert job.finish() == undisturbed(*TRAINED)
     assert steps(job, 5) == [] and not job.matches(5, "final step=")
-    job.wait_for(5, "this spare was not needed: it ends without the rest of the script")
+    job.wait_for(5, "this spare was not needed: it exits without running the rest of the script")
     for node in (0, 1, 2, 3):
         assert len(job.matches(node, "generation 1:")) == 1
         assert job.matches(node, "generation 2:") == []

@@ -108,8 +108,8 @@ def required_events(recovery_path: Path) -> list[JobEvent]:
     events = read_events(recovery_path)
     if not events:
         raise UsageError(
-            f"RECOVERY_PATH={recovery_path} holds no events. Fix: change to the folder the job was started in; a job "
-            "has a history where ENABLE_RECOVERY=1"
+            f"RECOVERY_PATH={recovery_path} holds no events. Fix: change to the folder the job was started in; "
+            "only jobs with ENABLE_RECOVERY=1 have a history"
         )
     return events
 

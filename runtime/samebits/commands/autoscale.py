@@ -79,7 +79,9 @@ def main(arguments: Sequence[str]) -> int:
                 _say("the job has finished")
                 break
             if view is None or not found.scheduler_serves:
-                trouble = _said_once(trouble, "no scheduler of this job answers: its size stays until one does")
+                trouble = _said_once(
+                    trouble, "no scheduler of this job answers, so its size does not change until one does"
+                )
                 continue
             decision = scaler.decide(
                 meter.read(view, time.monotonic(), options.room or room_for(job_spec.read(log_dir), settings, devices))

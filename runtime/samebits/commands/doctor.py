@@ -278,7 +278,7 @@ def network(settings: Settings) -> list[DoctorFinding]:
     return [
         DoctorFinding(
             "network",
-            f"gradients go over {found} with {ours.mbit} Mbit/s, and {faster.name} ({better}) has {faster.mbit}",
+            f"gradients go over {found} at {ours.mbit} Mbit/s, but {faster.name} ({better}) offers {faster.mbit}",
             f"export SCHED_HOST=<the scheduler's address in the network of {faster.name}>, in every process",
         )
     ]

@@ -202,7 +202,7 @@ def _require_own_journal(kept: JobSpec, settings: Settings, remains: Remains) ->
     view = remains.view
     if view is not None and kept.job and view.job != kept.job:
         raise ForeignFolderError(
-            f"RECOVERY_PATH={settings.recovery_path} holds {view}, and this folder's job is {kept.job} "
+            f"RECOVERY_PATH={settings.recovery_path} holds {view}, but this folder's job is {kept.job} "
             f"({kept.script}), which has no journal there. Fix: give each job its own RECOVERY_PATH, then run "
             f"`{kept.command()}`"
         )
@@ -248,8 +248,8 @@ def _begin_journal(log_dir: Path, kept: JobSpec) -> None:
     with StartLock(log_dir):
         if not _journal_is_lost(look(settings)):
             raise UsageError(
-                f"RECOVERY_PATH={settings.recovery_path} holds a journal, or processes of the job live that know what "
-                f"was in it. Fix: `{spelled('recover')}`, without --from-checkpoints"
+                f"RECOVERY_PATH={settings.recovery_path} holds a journal, or live processes of the job still know "
+                f"its content. Fix: run `{spelled('recover')}` without --from-checkpoints"
             )
         candidate = recovering.verified_candidate(settings, _say)
         if candidate is None:
@@ -308,7 +308,9 @@ def look(settings: Settings) -> Remains:
         _say(f"the scheduler at {where} serves {told}, but this folder belongs to {stored or f'job {own}'}")
         told = None
     if told is not None and stored is not None and told.term < stored.term:
-        _say(f"the scheduler that answers has term {told.term}, but term {stored.term} has begun: it was replaced")
+        _say(
+            f"the scheduler that answers has term {told.term}, but a scheduler with term {stored.term} has replaced it"
+        )
         told = None
     scheduler = started.get(SCHEDULER)
     if told is None and scheduler is not None and is_stopped(scheduler):

@@ -200,8 +200,8 @@ def last_to_come(nodes: Sequence[str], count: int) -> tuple[str, ...]:
     """
     if count > len(nodes):
         raise UsageError(
-            f"{count} workers would have to leave, and {len(nodes)} of them run on this machine. Fix: run this command "
-            "on the hosts of the others, too"
+            f"{count} workers would have to leave, but only {len(nodes)} of them run on this machine. Fix: run "
+            "this command on the other workers' hosts, too"
         )
     return tuple(nodes[len(nodes) - count :])
 
@@ -236,8 +236,8 @@ def nodes_to_add(settings: Settings, nodes: Sequence[str], view: JobView, count:
     free = [node for node in numbers if node not in nodes and node not in elsewhere]
     if len(free) < count:
         raise UsageError(
-            f"MAX_WORKER_NUM={settings.max_worker_num}: {len(free)} node ids below it are free, {count} needed. "
-            "Fix: stop the job and start it with a larger MAX_WORKER_NUM"
+            f"MAX_WORKER_NUM={settings.max_worker_num}: {len(free)} node ids below it are free, but {count} are "
+            "needed. Fix: stop the job and start it with a larger MAX_WORKER_NUM"
         )
     return tuple(free[:count])
 
@@ -250,7 +250,9 @@ def check_removal(nodes: Sequence[str], view: JobView, leaving: Sequence[str]) -
     """
     strangers = [node for node in leaving if node not in nodes]
     if strangers:
-        raise UsageError(f"no worker {', '.join(strangers)} of this job runs here: expected some of {', '.join(nodes)}")
+        raise UsageError(
+            f"no worker {', '.join(strangers)} of this job runs here; expected one or more of {', '.join(nodes)}"
+        )
     alive = {one.node for one in view.nodes if one.presence is PresenceState.ALIVE and one.node not in leaving}
     workers = sum(worker.node in alive for worker in view.workers)
     spares = sum(spare.node in alive for spare in view.spares)

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if not job_spec.is_job_named(settings):
         where = shown(settings.sched_host, settings.sched_port)
-        print(f"no job was started in {Path.cwd()}: this is the one whose scheduler answers at {where}")
+        print(f"no job was started in {Path.cwd()}; showing the job whose scheduler answers at {where}")
     stored = view if view.from_journal else stored_view(settings.recovery_path)
     print(table(view, settings, stored))
     if relay := relay_line(settings.log_dir):
@@ -69,9 +69,9 @@ def find(settings: Settings) -> JobView:
     stored = stored_view(settings.recovery_path) if told is None or settings.enable_recovery else None
     if told is not None and stored is None and (own := own_job(settings)) not in ("", told.job):
         raise UsageError(
-            f"no scheduler of job {own}, which was started in {Path.cwd()}, answers: at "
-            f"{shown(settings.sched_host, settings.sched_port)} is the one of {told}. Fix: `{spelled('ps')}` lists "
-            "what is left of this folder's job; change to the other job's folder to see that one"
+            f"no scheduler of job {own}, which was started in {Path.cwd()}, answers; the one at "
+            f"{shown(settings.sched_host, settings.sched_port)} serves {told}. Fix: `{spelled('ps')}` lists what "
+            "is left of this folder's job; change to the other job's folder to see that one"
         )
     view = told if told is not None and not _is_superseded(told, stored) else stored
     if view is None:

@@ -526,7 +526,7 @@ class SchedulerCore:
             self._ending.end_job(EndKind.POINTS_LOST, lost)
         back = self._ledger.state.rolled_back
         if self._rendezvous.has_no_way_back and back is not None and self._ending.ended is None:
-            self._end_unequal(f"{back.text}: no rank's memory or disk holds a point of then or before it")
+            self._end_unequal(f"{back.text}: no rank's memory or disk holds a point from that step or an earlier one")
         if self._rendezvous.in_vain and self._ending.ended is None:
             self._ending.end_job(EndKind.INTERRUPTED, self._rendezvous.in_vain)
 

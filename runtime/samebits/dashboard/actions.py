@@ -140,7 +140,7 @@ class Actions:
         ordered = order_in(bytes(body))
         if ordered is None:
             expected = " or ".join(f'{{"do": "{deed}", "node": "1"}}' for deed in Deed)
-            return Done(HTTPStatus.BAD_REQUEST, f"this is not an action. Fix: send {expected}, with a node's name")
+            return Done(HTTPStatus.BAD_REQUEST, f"unknown action. Fix: send {expected}, with a node's name")
         deed, node = ordered
         asker = asker_of(request)
         async with self._one_at_a_time:

@@ -138,7 +138,7 @@ class Guard:
         is_click = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
         if (origin is not None and origin.lower() != f"http://{host.lower()}") or (from_elsewhere and not is_click):
             return RequestRefused(
-                HTTPStatus.FORBIDDEN, "another site may not read this page. Fix: open it by its address"
+                HTTPStatus.FORBIDDEN, "requests from another site are refused. Fix: open this page by its address"
             )
         if self.token is not None and not _shows(self.token, headers, token):
             return RequestRefused(

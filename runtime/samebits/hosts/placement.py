@@ -61,7 +61,7 @@ class Placement:
         ]
         for name in before:
             if name not in now:
-                texts.append(f"host {name} {'is to be left' if name in drained else 'is gone'}")
+                texts.append(f"host {name} {'is being drained' if name in drained else 'is gone'}")
         return [OperatorDecision("; ".join(texts))]
 
     def died(self, node: str, host: str, now_s: float, *, has_joined: bool) -> OperatorDecision | None:

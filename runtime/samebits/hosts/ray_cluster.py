@@ -298,8 +298,9 @@ def require_same(folder: Path, words: Sequence[str], hosts: int) -> None:
         started = strict_json.loads(_record_file(folder).read_text())
     except FileNotFoundError:
         raise UsageError(
-            f"--on ray: a job runs in {folder}, but {_record_file(folder).name}, which tells how it was started, was "
-            "removed. Fix: wait until `ray list actors` shows no actor of that job, or use another folder"
+            f"--on ray: a job runs in {folder}, but {_record_file(folder).name}, which records how it was "
+            "started, was removed. Fix: wait until `ray list actors` shows no actor of that job, or use another "
+            "folder"
         ) from None
     if started != {"words": list(words), "hosts": hosts}:
         raise UsageError(

@@ -86,7 +86,7 @@ def _numbers(ranges: str) -> list[str]:
             raise ValueError(f"[{ranges}] is not a range of numbers")
         first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < first + MOST_HOSTS - len(found):
-            raise ValueError(f"[{ranges}] is not a range of numbers, or a longer one than {MOST_HOSTS}")
+            raise ValueError(f"[{ranges}] is not a range of numbers, or has more than {MOST_HOSTS} numbers")
         found += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
     return found
 

@@ -254,8 +254,8 @@ class Following:
         if nodes and not self.is_closing:
             who = f"workers {', '.join(nodes)} have" if len(nodes) > 1 else f"worker {nodes[0]} has"
             self._say(
-                f"{who} run for {after_s:.0f} s and not called samebits.init(), with which a worker joins the job. "
-                f"Fix: if the script never makes it, add {MISSING_LINES}"
+                f"{who} run for {after_s:.0f} s without calling samebits.init(), with which a worker joins the "
+                f"job. Fix: if the script never calls it, add {MISSING_LINES}"
             )
 
     def linked(self) -> None:

@@ -108,8 +108,8 @@ def plan_recovery(remains: Remains) -> RecoveryPlan:
         lines += _without_their_slots(remains.view, recovery.start)
         if remains.cool_down_s > 0 and any(_had_a_seat(remains.view, name) for name in recovery.start):
             lines.append(
-                f"a worker gets its seat back {remains.cool_down_s:g} s (REGISTER_COOLDOWN) after its last process was "
-                "heard; until then it waits, and its log counts the seconds"
+                f"a worker gets its seat back {remains.cool_down_s:g} s (REGISTER_COOLDOWN) after its last "
+                "process was last heard from; until then it waits, and its log counts down"
             )
     else:
         lines.append("nothing to do: every process of the job is there")
@@ -141,8 +141,8 @@ def _gone(remains: Remains, names: list[str]) -> RecoveryPlan:
                     end.append(LostProcess(name, worker.identity, _why_lost(worker)))
                 else:  # a process may claim anything when it registers, even another process's name
                     lines.append(
-                        f"{spoken(name)} last gave itself out for pid {worker.identity.pid}, which no script started "
-                        "here: that process is left alone"
+                        f"{spoken(name)} last registered as pid {worker.identity.pid}, which no command started "
+                        "here; that process is left alone"
                     )
     return RecoveryPlan(tuple(start), tuple(end), tuple(lines))
 
@@ -274,8 +274,8 @@ def _newest(entries: list[FolderEntry]) -> Candidate | None:
     jobs |= {owner for folder in folders if (owner := _owner_of(folder)) is not None}
     if len(jobs) > 1:
         raise ForeignFolderError(
-            f"{folders[0].parent}: its folders belong to several jobs ({', '.join(sorted(jobs))}), and it is "
-            "unclear which one is meant. Fix: move the folders of the other jobs away"
+            f"{folders[0].parent} holds folders of several jobs ({', '.join(sorted(jobs))}), and it is unclear "
+            "which one is meant. Fix: move the folders of the other jobs away"
         )
     best: tuple[Point, int, Path] | None = None
     for root in sorted({folder.parent for folder in folders}):

@@ -85,7 +85,7 @@ def _local_or_raise(host: str, asked: str) -> list[str]:
         if here == _LOOPBACK_V6 and all(ipaddress.ip_address(one).is_loopback for one in addresses):
             fix = f"this machine has no IPv4, so export SCHED_HOST={here}"
         raise ListenError(
-            f"{asked} is {', '.join(addresses)}, and none of these is an address of this machine. Fix: {fix}"
+            f"{asked} resolves to {', '.join(addresses)}, and none of these is an address of this machine. Fix: {fix}"
         )
     return local
 
@@ -232,7 +232,7 @@ def not_to_listen_on(surplus: socket.socket, wanted: Sequence[tuple[str, int]]) 
     places = ", ".join(f"{host}, port {port}" for host, port in wanted)
     return _not_inherited(
         surplus.fileno(),
-        f"listens on {host}, port {port}, and this job's scheduler must listen on {places}",
+        f"listens on {host}, port {port}, but this job's scheduler must listen on {places}",
         "start it again if what SCHED_HOST names has just changed; else ",
     )
 
@@ -331,12 +331,13 @@ def cannot_listen(address: str, port: int, number: int | None, reason: str | Non
         return ListenError(f"{found}: {_held(port)}", is_taken=True)
     if number == errno.EACCES:
         return ListenError(
-            f"{found}: this user may not listen on ports below 1024. Fix: set SCHED_PORT to one from 1024 to 65535 in "
-            "every process"
+            f"{found}, because this user may not listen on ports below 1024. Fix: set SCHED_PORT to one from 1024 "
+            "to 65535 in every process"
         )
     if number == errno.EADDRNOTAVAIL:
         return ListenError(
-            f"{found}: it is not an address of this machine. Fix: set SCHED_BIND to the local address to listen on"
+            f"{found}, because this machine does not have that address. Fix: set SCHED_BIND to the local address "
+            "to listen on"
         )
     return ListenError(f"{found}. Fix: set SCHED_BIND to the local address to listen on, or SCHED_PORT to another port")
 

@@ -521,8 +521,8 @@ class Client:
 
     def _turned_away(self) -> TurnedAway:
         return TurnedAway(
-            f"the process that listens at {self._where()}, closes connections before "
-            "the handshake: it has too many of them, or is not a scheduler"
+            f"the process that listens at {self._where()} closes connections before the handshake: it has too "
+            "many connections, or is not a scheduler"
         )
 
     def _explain(self, mechanism: str) -> str:

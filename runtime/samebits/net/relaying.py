@@ -190,7 +190,7 @@ class RelayedRanks:
             try:
                 carried = self._open(relay, session, sealed)
             except ForgedError as error:
-                yield Dropped(f"a message of session {session[:8]} through a relay is {error}; it was dropped")
+                yield Dropped(f"dropped a message of session {session[:8]} that came through a relay: it is {error}")
                 continue
             if carried is None:
                 self._ask_to_attach(relay, session)
@@ -205,7 +205,7 @@ class RelayedRanks:
     def _greet(self, relay: _Relay, session: str, hello: bytes) -> str:
         """Welcome a rank; return "", or the reason why it is not welcomed."""
         if len(hello) != _HELLO_BYTES or not _SESSION.fullmatch(session) or session.startswith(RELAY_PREFIX.decode()):
-            return "a relay passes on a hello that no rank sends; it was dropped"
+            return "dropped a hello from a relay that no rank can have sent"
         is_new = session not in relay.greeted and session not in relay.attached
         if is_new and len(relay.greeted) + len(relay.attached) >= MAX_RANKS:
             return f"a relay brings more than {MAX_RANKS} ranks; the others have to connect to the scheduler"
@@ -214,7 +214,7 @@ class RelayedRanks:
         try:
             end = relay.greeted[session] = SchedulerEnd(self._session_key, session, hello)
         except ForgedError as error:
-            return f"the hello of rank session {session[:8]} through a relay is {error}; it was dropped"
+            return f"dropped the hello of rank session {session[:8]} that came through a relay: it is {error}"
         self._close_delivery(relay)
         relay.deliveries.append(RelayedMessage((session,), (), end.welcome))
         self._unsent[relay.descriptor] = relay

@@ -372,8 +372,8 @@ class Agent:
                 )
             if len(self._key_answers) >= MAX_OPEN_CALLS:
                 raise KeyValueError(
-                    f"samebits.kv: {MAX_OPEN_CALLS} calls of this process are open, the maximum. Fix: "
-                    "let fewer threads wait, or one for all"
+                    f"samebits.kv: this process already has {MAX_OPEN_CALLS} unfinished calls, the maximum. Fix: "
+                    "let fewer threads wait"
                 )
             self._key_answers[ticket] = None
         try:
@@ -788,7 +788,7 @@ class Agent:
         """End a process whose main thread did not leave: log its stack and give up the seat."""
         error = self.must_end
         assert error is not None
-        log.warn(f"{error}; the main thread did not return within {END_GRACE_S:g} s, it is here:")
+        log.warn(f"{error}; the main thread did not return within {END_GRACE_S:g} s. Its stack:")
         faulthandler.dump_traceback(file=STDERR, all_threads=True)
         self._carry_out(self._core.step(Leaving(True, "told to end"), clock.now_s()))
         self._client.close()

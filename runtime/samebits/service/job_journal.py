@@ -143,8 +143,8 @@ def history_of(recovery_path: Path, payloads: Sequence[bytes]) -> list[Record]:
         return [unpack(payload, journal_format.MAX_BODY_BYTES) for payload in payloads]
     except ProtocolError as error:
         raise JournalDamagedError(
-            f"{recovery_path / JOURNAL_FILE}: a record is unknown to this version ({error}): run the version that "
-            f"wrote it, or `{spelled('run', '--fresh')}` moves the folder aside and starts a new job"
+            f"{recovery_path / JOURNAL_FILE}: this version does not recognize a record ({error}): run the version "
+            f"that wrote it, or `{spelled('run', '--fresh')}` moves the folder aside and starts a new job"
         ) from None
 
 

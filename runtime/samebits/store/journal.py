@@ -136,8 +136,9 @@ def _require_copy(directory: Path, place: EtcdPlace, payloads: Sequence[bytes] |
         here = read_journal(directory) if payloads else None
         if here is not None and here.payloads != payloads:
             raise ForeignFolderError(
-                f"RECOVERY_PATH={place}: {directory} holds the journal of another job, which is no copy of the etcd's; "
-                "nothing was changed. Fix: change to another folder, or unset RECOVERY_PATH for the job of this one"
+                f"RECOVERY_PATH={place}: {directory} holds another job's journal, not a copy of the one in etcd; "
+                "nothing was changed. Fix: change to another folder, or unset RECOVERY_PATH to run this folder's "
+                "job"
             )
     elif known.decode(errors="replace").strip() != place.prefix:
         raise ForeignFolderError(
@@ -487,8 +488,8 @@ def _read_file(path: Path) -> bytes | None:
             size_bytes = os.fstat(file.fileno()).st_size
             if size_bytes > journal_format.MAX_JOURNAL_BYTES:
                 raise StoreError(
-                    f"{path}: {size_bytes} bytes; a journal has at most {journal_format.MAX_JOURNAL_BYTES}: this is "
-                    f"not what was written. Fix: {_MOVE_ASIDE}"
+                    f"{path} has {size_bytes} bytes, but a journal has at most "
+                    f"{journal_format.MAX_JOURNAL_BYTES}, so the file is not as it was written. Fix: {_MOVE_ASIDE}"
                 )
             return file.read(size_bytes)
 

@@ -156,8 +156,8 @@ class TermClaim:
             if highest_claim(self._directory) >= self.number:
                 raise self._superseded()
             raise ClaimRemovedError(
-                f"{self._directory}: {self._path.name}, this scheduler's claim, was removed, or the folder was. "
-                f"Fix: leave the files of a running job alone; `{spelled('stop')}` ends it first"
+                f"{self._directory}: this scheduler's claim, {self._path.name}, was removed, or the whole folder "
+                f"was. Fix: leave the files of a running job alone; `{spelled('stop')}` ends it first"
             )
 
     def _read(self) -> bytes:

@@ -95,8 +95,8 @@ def run(
 
     if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
         raise UsageError(
-            f"{calling_place()}: samebits.elastic.run above {function.__name__}(), which has a `yield` or is `async`: "
-            "a call of it trains nothing. Fix: decorate an ordinary function that trains and returns"
+            f"{calling_place()}: samebits.elastic.run decorates {function.__name__}(), which has a `yield` or is "
+            "`async`, so calling it trains nothing. Fix: decorate an ordinary function that trains and returns"
         )
 
     @functools.wraps(function)

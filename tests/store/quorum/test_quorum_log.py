@@ -173,9 +173,7 @@ def test_folder_of_another_job_is_refused_and_stays_as_it_is(tmp_path: Path, pla
     refresh_copies(tmp_path / "first", gateway)
     before = (tmp_path / "plain" / JOURNAL_FILE).read_bytes()
     for use in (lambda: refresh_copies(tmp_path / "plain", gateway), lambda: journal_in(tmp_path / "plain", place)):
-        with pytest.raises(
-            ForeignFolderError, match=r"plain holds the journal of another job.* Fix: change to another"
-        ):
+        with pytest.raises(ForeignFolderError, match=r"plain holds another job's journal.* Fix: change to another"):
             use()
     assert (tmp_path / "plain" / JOURNAL_FILE).read_bytes() == before
     other = EtcdGateway(replace(place, prefix="/jobs/dgits"), EtcdAccess())

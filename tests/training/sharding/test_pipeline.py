@@ -180,7 +180,7 @@ def test_a_stage_over_another_group_is_refused() -> None:
     with world(2, 4):
         enter(state)
         assert state.sharding(4) == Sharding((2, 2), (False, True))
-        with pytest.raises(UsageError, match=r'group than that of the dimension "pp". Fix: .*get_group\("pp"\)'):
+        with pytest.raises(UsageError, match=r'group other than that of the dimension "pp". Fix: .*get_group\("pp"\)'):
             _stage(1, 1)(state, mesh)
 
 

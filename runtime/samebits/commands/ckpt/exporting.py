@@ -73,10 +73,9 @@ def _of_all_ranks(found: FoundPoint) -> list[FoundPoint]:
     missing = [str(rank) for rank in range(wanted.world_size) if rank not in by_rank]
     if missing:
         raise CheckpointError(
-            f"{root}: no whole point of {wanted.point} of rank {', '.join(missing)} of {wanted.world_size}: the state "
-            "is sharded, so the point of every rank is needed. Fix: copy all ranks' folders into one, or choose a step "
-            "that "
-            "`samebits ckpt ls` shows for every rank"
+            f"{root} holds no complete checkpoint of {wanted.point} for rank {', '.join(missing)} of "
+            f"{wanted.world_size}. The state is sharded, so the checkpoints of all ranks are needed. Fix: copy "
+            "all ranks' folders into one, or choose a step that `samebits ckpt ls` shows for every rank"
         )
     return [by_rank[rank] for rank in sorted(by_rank)]
 

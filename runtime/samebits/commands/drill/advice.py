@@ -54,7 +54,7 @@ def advise(script: UserScript, compared: Compared, undisturbed: DrillOutcome, di
     suspects = list(_suspects(script))
     differs = bool(compared.difference) and not undisturbed.problem
     if not (warned or suspects) and (differs or _are_unequal(disturbed.events)):
-        seen.append("neither the script nor the logs point to a cause; the usual ones are these")
+        seen.append("neither the script nor the logs point to a cause; these are the usual causes")
         suspects = list(USUAL)
     return [*seen, *warned, *suspects][:MOST_TOLD]
 

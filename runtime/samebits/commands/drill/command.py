@@ -199,9 +199,11 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
     for name in NAMES:
         if not (one := told[name])["is_accounted"]:
             summed_s = sum(one["buckets_s"].values())
-            lines.append(f"account: {name} took {one['seen_s']:.2f} s, and its buckets sum to {summed_s:.2f} s")
+            lines.append(
+                f"account: {name} took {one['seen_s']:.2f} s, but its time categories add up to {summed_s:.2f} s"
+            )
     if not told["commits"] and told["survived"]:
-        lines.append("commits: none before the end, so every loss takes the job back to its beginning")
+        lines.append("commits: none before the end, so every loss sends the job back to the start")
     for name in NAMES:
         one = told[name]
         if not one["wall_s"]:
@@ -219,7 +221,9 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
         f"report: {folder / 'drill.html'}; the logs are in {last / 'device'}, and `samebits history` in {last}"
     )
     if not told["passed"]:
-        lines.append(f"next: correct what is named above, and drill again with --folder and --seed {told['seed']}")
+        lines.append(
+            f"next: fix the problems listed above, then repeat the drill with --folder and --seed {told['seed']}"
+        )
     return lines
 
 

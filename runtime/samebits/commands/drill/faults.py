@@ -300,7 +300,8 @@ def _partition(scene: FaultContext) -> Given:
         line.mend()
     connections = counted(count, "connection")
     return Given(
-        scene.target, f"{connections} between pid {scene.identity.pid} and the scheduler cut until it was lost"
+        scene.target,
+        f"cut {connections} between pid {scene.identity.pid} and the scheduler until the worker counted as lost",
     )
 
 
@@ -346,7 +347,8 @@ def _clock_jump(scene: FaultContext) -> Given:
     finally:
         library.set()
     return Given(
-        "", f"CLOCK_REALTIME {ahead_s:+d} s in every process for {JUMP_S:g} s; {scene.target} read {seen_s:+.0f} s"
+        "",
+        f"set CLOCK_REALTIME {ahead_s:+d} s off in every process for {JUMP_S:g} s; {scene.target} read {seen_s:+.0f} s",
     )
 
 

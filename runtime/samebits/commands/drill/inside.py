@@ -205,7 +205,7 @@ def _stale(order: dict[str, Any]) -> None:
         memory.copy_(old)
 
     threading.Thread(target=put_back, name="drill-stale", daemon=True).start()
-    _did(f"{name} returns to its value of this moment once a step has changed it")
+    _did(f"{name} is set back to its current value after the next step changes it")
 
 
 def _gradient(order: dict[str, Any]) -> None:

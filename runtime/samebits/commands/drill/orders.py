@@ -62,7 +62,9 @@ class DrillOrders:
         order = self.folder / f"order-{identity.pid}.json"
         answer = self.folder / f"did-{identity.pid}.txt"
         if not _handles(identity.pid, signal.SIGRTMAX):
-            raise ImpossibleError(f"{identity} does not listen to the drill (it was not started with its PYTHONPATH)")
+            raise ImpossibleError(
+                f"{identity} takes no orders from the drill (it was started without the drill's PYTHONPATH)"
+            )
         answer.unlink(missing_ok=True)
         durable.replace_note(order, json.dumps({"do": do, **more}).encode())
         try:

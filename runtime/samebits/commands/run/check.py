@@ -67,8 +67,8 @@ def main(words: Sequence[str], request: RunRequest) -> int:
     require_script(request)
     folder = Path(tempfile.mkdtemp(prefix="samebits-check-"))
     say(
-        f"checking {request.script} in a separate job in {folder}: whatever it prints, writes elsewhere or sends to a "
-        "tracker takes effect as in any job"
+        f"checking {request.script} in a separate job in {folder}. Output, files written elsewhere and data sent "
+        "to a tracker are real, as in any job"
     )
     code = 1
     try:
@@ -114,11 +114,11 @@ def _check(words: Sequence[str], request: RunRequest, folder: Path) -> int:
     if not report.equal:
         why = "; ".join(report.skipped) or "the script ended before its fifth commit"
         fix = "`samebits drill` kills such a job and compares the bits" if report.skipped else "let it train longer"
-        raise HiddenStateError(f"no step could be taken twice, so there is no result: {why}. Fix: {fix}")
+        raise HiddenStateError(f"no step could be run twice, so there is no result: {why}. Fix: {fix}")
     for skipped in report.skipped:
         say(f"not compared: {skipped}")
     print(
-        f"check passed: {_counted(report)}; in steps 1 to {report.steps}, nothing was seen to change that a recovery "
+        f"check passed: {_counted(report)}; in steps 1 to {report.steps}, no change was seen that a recovery "
         "would lose",
         flush=True,
     )

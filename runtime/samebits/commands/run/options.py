@@ -315,7 +315,10 @@ def _streams(text: str) -> Streams:
     for part in text.split(","):
         found = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-3])", part.strip())
         if found is None:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected 0 to 3, or RANK:0 to 3 for some, as in 0:3,1:1")
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: expected a number from 0 to 3, for all ranks or as RANK:NUMBER for single ranks, as in "
+                "0:3,1:1"
+            )
         of[None if found[1] is None else int(found[1])] = int(found[2])
     return Streams(of)
 
@@ -425,9 +428,8 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         if given.value("HOST_LAUNCH") or options.host_rest:
             what = "--launch" if options.launch else "--host-rest" if options.host_rest else "HOST_LAUNCH"
             parser.error(
-                f"{what}: this applies only to hosts that a script names, and no script is set. Fix: "
-                "--host-discovery-script "
-                f"./hosts.sh, or leave {what} out"
+                f"{what} applies only to hosts that a discovery script prints, and no script is set. Fix: "
+                f"--host-discovery-script ./hosts.sh, or leave {what} out"
             )
         per_node = _workers_per_node(parser, options.workers, given, nodes_most, devices)
     if per_node is not None:

@@ -57,11 +57,11 @@ class SchedulerFailover:
             return TryNextAddress(message.text, is_refusal=True) if is_other else None
         if job and said and said != job:
             return TryNextAddress(
-                f"the scheduler there runs job {said}, and this worker belongs to job {job}", is_refusal=True
+                f"the scheduler there runs job {said}, but this worker belongs to job {job}", is_refusal=True
             )
         if 0 < message.term < term:
             return TryNextAddress(
-                f"the scheduler there is of term {message.term}, and term {term} has begun: it was replaced"
+                f"the scheduler there has term {message.term}, but a scheduler with term {term} has replaced it"
             )
         return None
 

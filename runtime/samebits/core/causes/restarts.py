@@ -152,11 +152,13 @@ class Restarts:
             own = (loss.essence, loss.step)
             if known.own == own:
                 at = f" at step {loss.step}" if loss.step else ""  # the steps of a plain job are unknown
-                return Never(f"twice{at} with the same error: trying again does not help")
+                return Never(f"it failed twice{at} with the same error, so trying again does not help")
             is_alike = known.own is not None and known.own[0] == loss.essence
             known.alike = known.alike + 1 if is_alike and now - known.last_at <= SAME_ERROR_WITHIN_S else 1
             if known.alike >= SAME_ERRORS:
-                return Never(f"{known.alike} times in a row with the same error: trying again does not help")
+                return Never(
+                    f"it failed {known.alike} times in a row with the same error, so trying again does not help"
+                )
             known.own = own
         while known.deaths and now - known.deaths[0] >= WINDOW_S:
             known.deaths.popleft()

@@ -222,8 +222,8 @@ class KeyStore:
                 ready.answers.append(
                     self._refused(
                         call,
-                        f"{MAX_WAITS} calls wait for keys, the maximum. Fix: let one thread of each process "
-                        "wait, and tell the others",
+                        f"{MAX_WAITS} calls are already waiting for keys, the maximum. Fix: let one thread of "
+                        "each process wait and notify the others",
                     )
                 )
                 return

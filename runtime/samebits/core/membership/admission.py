@@ -260,7 +260,8 @@ class Admission:
             self._refuse(
                 message,
                 Refusal.RECOVERY_OFF,
-                f"worker {message.node} was here before and ENABLE_RECOVERY=0: set ENABLE_RECOVERY=1 to let it return",
+                f"worker {message.node} was in this job before, and no worker can return with ENABLE_RECOVERY=0: "
+                "set ENABLE_RECOVERY=1 to let it return",
             )
             return None
         lease_left, cool_down_left = self._leases.lease_left_s(seat), self._leases.cool_down_left_s(seat)

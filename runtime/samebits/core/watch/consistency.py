@@ -79,11 +79,11 @@ def decide(
     values = {rank: found.values[rank] for rank in suspects or found.values}
     before = [repair for repair in repairs if repair.step == found.step]
     if any(repair.values == values for repair in before):
-        return Stop("after the rollback the same difference came again: it is not a device fault")
+        return Stop("the same difference appeared again after the rollback, so it is not a device fault")
     if repairs and found.step <= repairs[-1].to:
-        return Stop("after the rollback they differed at an earlier step: it is not a device fault")
+        return Stop("the ranks differed at an earlier step after the rollback, so it is not a device fault")
     if len(before) + 1 >= MOST_AT_ONE_STEP:
-        return Stop(f"after {len(before)} rollbacks they differed at the same step again")
+        return Stop(f"the ranks differed at the same step again after {len(before)} rollbacks")
     return GoBack(equal, suspects)
 
 
@@ -183,6 +183,6 @@ class ConsistencyJudge:
                 ask_to_leave(ledger, [node], f"{often}: it is asked to leave")
             else:
                 ledger.announce(
-                    f"{often}, but it stays: no spare is ready to take its place. Fix: start a spare on another host "
-                    "(SPARE_NUM), and stop this worker"
+                    f"{often}, but it keeps its rank, because no spare is ready to take its place. Fix: start a "
+                    "spare on another host (SPARE_NUM), and stop this worker"
                 )

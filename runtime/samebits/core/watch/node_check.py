@@ -173,18 +173,18 @@ def verdict(names: Mapping[int, str], slow_ones: Mapping[int, str], sums: Mappin
     found = NodeVerdict({slot: f"it is slow ({text})" for slot, text in slow_ones.items()}, [], {})
     failed, cleared, usual_s = _outcomes(sums)
     for pair in failed:
-        what = {WRONG: "their sum is wrong", SILENT: "they get no answer of each other"}.get(
+        what = {WRONG: "their sum is wrong", SILENT: "they get no answer from each other"}.get(
             sums[pair].problem,
-            f"they need {1000 * sums[pair].took_s:.3g} ms for a sum, the others {1000 * usual_s:.3g} ms",
+            f"they need {1000 * sums[pair].took_s:.3g} ms for a sum; the other nodes need {1000 * usual_s:.3g} ms",
         )
         both, left = f"{names[pair[0]]} and {names[pair[1]]}: {what}", [slot for slot in pair if slot not in cleared]
         if not left:
-            found.said.append(f"{both}, and each does well with others: look at what lies between them")
+            found.said.append(f"{both}, but each works well with other nodes. Check the network between the two")
         elif len(left) == 1:
             other = names[pair[left[0] == pair[0]]]
-            found.bad.setdefault(left[0], f"together with {other} {what}, and {other} does well with others")
+            found.bad.setdefault(left[0], f"together with {other} {what}, and {other} works well with other nodes")
         elif found.bad.keys().isdisjoint(pair):
-            sentence = f"{both}, and no other pair tells which of the two it is"
+            sentence = f"{both}, and no other pair shows which of the two is at fault"
             if sums[pair].problem:
                 found.either[pair] = sentence
             else:

@@ -181,7 +181,8 @@ class CopySender:
             piece = self._outgoing.piece(self._sent_bytes, size_bytes)
             if piece is None:
                 self._settle(
-                    "it was overtaken: points are saved faster than they are copied, and leave the disk first",
+                    "it was removed from the disk before it was copied: points are saved faster than they can be "
+                    "copied",
                     now,
                 )
                 return

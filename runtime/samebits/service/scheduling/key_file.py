@@ -90,8 +90,8 @@ class KeyFile:
         except ProtocolError as error:
             self.close()
             raise JournalDamagedError(
-                f"{path / JOURNAL_FILE}: a record is unknown to this version ({error}). Fix: run the version that "
-                "wrote it, or move the folder away to start without keys"
+                f"{path / JOURNAL_FILE}: this version does not recognize a record ({error}). Fix: run the version "
+                "that wrote it, or move the folder away to start without keys"
             ) from None
 
     def append(self, records: Sequence[KeyRecord], core: SchedulerCore) -> bool:

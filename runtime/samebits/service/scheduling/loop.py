@@ -188,8 +188,8 @@ class SchedulerService:
             )
             if self._lock.is_unknown_here:
                 log.warn(
-                    f"{path}: its file system has no locks: a second scheduler started for this folder takes "
-                    "the job over from this one"
+                    f"{path}: the file system has no locks, so a second scheduler that is started for this folder "
+                    "takes over the job from this one"
                 )
             journal: Journal | None = None
             try:
@@ -266,7 +266,9 @@ class SchedulerService:
         if settings.enable_recovery:
             claim = claim or TermClaim.take(path, self._lock.role, lambda: written_term(path))
             for name in impossible_claims(path):
-                log.warn(f"{path / name}: no job has had so many scheduler starts, so it is ignored. Fix: remove it")
+                log.warn(
+                    f"{path / name} is ignored, because its number is higher than any job can reach. Fix: remove it"
+                )
             self._keys.claimed(claim)
             journal, payloads = Journal.open(path, claim)
         state = JobState.replay(history_of(path, payloads))
@@ -281,8 +283,9 @@ class SchedulerService:
         ours = dict(policy.settings)
         if any(ours.get(name) != value for name, value in state.settings):  # this version may have more settings
             raise ForeignFolderError(
-                f"RECOVERY_PATH={path} holds job {state.job} with {_shown(state.settings)}, this scheduler was started "
-                f"with {_shown(policy.settings)}: start it with the job's values, or `{spelled('run', '--fresh')}`"
+                f"RECOVERY_PATH={path} holds job {state.job} with {_shown(state.settings)}, but this scheduler "
+                f"was started with {_shown(policy.settings)}: start it with the job's values, or "
+                f"`{spelled('run', '--fresh')}`"
             )
         # After the first seat, an empty journal means that it was lost, and the launcher's id is already used.
         has_begun = read_owner(settings.log_dir) is not None
@@ -454,7 +457,7 @@ class SchedulerService:
                 break
             except LockedError as error:
                 raise SupersededError(
-                    f"{path}: it was removed, and another scheduler has begun there ({error}), so this one has "
+                    f"{path} was removed, and another scheduler was started there ({error}), so this one has "
                     "stopped. Fix: nothing, the job continues with the other one"
                 ) from None
             except StoreError:  # the folder may be removed again during the write

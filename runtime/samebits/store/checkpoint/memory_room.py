@@ -212,7 +212,7 @@ class MemoryRoom:
 def room_path(base: Path, job: str, slot: int, *, kind: RoomKind = RoomKind.SAVED) -> Path:
     """Return the folder that holds one rank's memory slots of this kind."""
     if not _JOB.fullmatch(job):
-        raise StoreError(f"job {job!r}: expected letters, digits, '-' and '_', as its scheduler chooses them")
+        raise StoreError(f"job {job!r}: expected a name of letters, digits, '-' and '_', as schedulers choose it")
     return base / f"samebits-{os.geteuid()}" / job / f"{slot}{kind.value}"
 
 

@@ -423,8 +423,8 @@ def bounded_session() -> type:
                 if len(body) > _MOST_ANSWER_BYTES:
                     raw.close()
                     raise StoreError(
-                        f"{raw.url.host}: an answer has more than {_MOST_ANSWER_BYTES} bytes: the server is no "
-                        f"object store; {_S3_MEND}"
+                        f"{raw.url.host}: the server's answer has more than {_MOST_ANSWER_BYTES} bytes, so it is "
+                        f"not an object store; {_S3_MEND}"
                     )
             return bytes(body)
 

@@ -208,7 +208,7 @@ class EtcdGateway:
             answer = self._ask("kv/range", request, _RangeAnswer)
             for found in answer.kvs:
                 if not first <= found.key < end:
-                    raise StoreError(f"{self.place}: the etcd answered with a key that was not asked for")
+                    raise StoreError(f"{self.place}: etcd returned a key that was not requested")
                 yield EtcdKeyValue(found.key.decode(errors="replace"), found.value, found.mod_revision)
             if not answer.more or not answer.kvs:
                 return
@@ -311,8 +311,8 @@ class EtcdGateway:
         except ssl.SSLCertVerificationError as error:
             self.close()
             raise StoreError(
-                f"{self.place}: {member} shows a certificate that is not accepted ({error.verify_message}). Fix: "
-                "export ETCDCTL_CACERT=<the certificate of the etcd's authority>"
+                f"{self.place}: {member} presents a certificate that is not accepted ({error.verify_message}). "
+                "Fix: export ETCDCTL_CACERT=<the certificate of the etcd's authority>"
             ) from error
         except (OSError, http.client.HTTPException) as error:
             self.close()

@@ -105,5 +105,5 @@ class SafePlanner(dcp.DefaultLoadPlanner):
             self.state_dict[name] = torch.load(value, weights_only=True)
         except pickle.UnpicklingError as error:
             raise CheckpointError(
-                f"{name} is neither a tensor nor plain data, and nothing else is read: {str(error).splitlines()[0]}"
+                f"{name} is neither a tensor nor plain data, so it is not read: {str(error).splitlines()[0]}"
             ) from None

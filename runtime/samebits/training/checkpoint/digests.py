@@ -58,8 +58,8 @@ class StateDigests:
         if not self._has_said and self._state.compared() is None:
             self._has_said = True
             log.say(
-                f"the ranks' states are not compared: a {type(self._state).__name__} marks nothing as shared; "
-                "shared_values() may name what must be equal on every rank"
+                f"the ranks' states are not compared: a {type(self._state).__name__} does not define which values "
+                "must be equal on every rank. Fix: implement shared_values()"
             )
 
     def committed(

@@ -311,7 +311,9 @@ def decoded(data: bytes | memoryview, job: str, slot: int, whence: str) -> Conte
     """
     header, data, entries = _HEADER.pack(_MAGIC, job.encode(), slot), memoryview(data), {}
     if len(data) != FILE_BYTES or data[: len(_MAGIC)] != _MAGIC:
-        raise StoreError(f"{whence}: {len(data)} bytes that are not a page of this version, expected {FILE_BYTES}")
+        raise StoreError(
+            f"{whence}: these {len(data)} bytes are not a page of this version, which has {FILE_BYTES} bytes"
+        )
     if data[: len(header)] != header:
         raise StoreError(f"{whence}: it is the page of another job or slot, expected slot {slot} of job {job}")
     for start in range(ENTRIES_AT, FILE_BYTES, ENTRY_BYTES):

@@ -406,8 +406,8 @@ class RankCheckpoints:
         if self._refused & (self._refused - 1) == 0:
             again = f" ({self._refused} in a row; {self.newest_on_disk()})" if self._refused > 1 else ""
             log.warn(
-                f"the checkpoint of step {point.step} was not saved{again}; training continues, and older ones stay: "
-                f"{problem}"
+                f"the checkpoint of step {point.step} was not saved{again}; training continues, and older "
+                f"checkpoints are kept: {problem}"
             )
         return False
 
@@ -592,8 +592,8 @@ class AsyncSaves:
             self.discard()  # one slot without the other is useless, and its content is on disk
         if not self._said:
             log.warn(
-                f"training waits for the disk at every checkpoint, because it cannot be copied aside: {why} "
-                "(CheckpointConfig(async_save=False) does so without a warning)"
+                "training waits for the disk at every checkpoint, because the state cannot be copied to memory "
+                f"first: {why} (CheckpointConfig(async_save=False) does so without a warning)"
             )
         self._said = True
 
@@ -653,8 +653,8 @@ class AsyncSaves:
         for problem in self._writer.copies():
             if problem and not self._said_of_copies:
                 log.warn(
-                    f"the newest checkpoint has no copy at this rank's buddy: {problem}; training continues, and older "
-                    "copies stay (CheckpointConfig(buddy_copies=False) turns copies off)"
+                    f"the newest checkpoint has no copy at this rank's buddy: {problem}; training continues, and "
+                    "older copies are kept (CheckpointConfig(buddy_copies=False) turns copies off)"
                 )
             elif not problem and self._said_of_copies:
                 log.say("checkpoints are copied to this rank's buddy again")

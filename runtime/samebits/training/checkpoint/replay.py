@@ -46,8 +46,8 @@ def require_steps(state: State) -> TorchState:
     if isinstance(state, TorchState) and state.counts_optimizer_steps:
         return state
     raise UsageError(
-        f"CheckpointConfig(step_log=…): a {type(state).__name__} has no optimizer steps to log that all ranks take "
-        "together; it is for a samebits.elastic.TorchState that was given an optimizer"
+        f"CheckpointConfig(step_log=…): a {type(state).__name__} has no optimizer steps that all ranks take "
+        "together. Fix: use step_log only with a samebits.elastic.TorchState that has an optimizer"
     )
 
 
@@ -132,8 +132,8 @@ class Replay:
             self._begin_line(step, f"rank {generation.rank} of {generation.world_size} now")
             if max(logged) > step + 1:  # a single step may have been logged and never taken
                 log.say(
-                    f"the step log of slot {self.slot} begins a new line at step {step + 1}: what was logged from "
-                    f"there to step {max(logged)}, in another world, is not compared"
+                    f"the step log of slot {self.slot} starts over at step {step + 1}: the steps up to "
+                    f"{max(logged)} were logged with a different world size or rank and are not compared"
                 )
         elif logged:
             self._repeated = _Repeated(step + 1, max(logged), logged)
@@ -233,8 +233,8 @@ class Replay:
         )
         if self._asked.on_divergence != WARN:
             raise DivergenceError(
-                f"{text}. Either script, data or settings have changed since, or this script is not deterministic. "
-                f"Fix: correct that and run `{spelled('recover')}`, or accept the difference with "
+                f"{text}. The script, the data or the settings have changed since then, or the script is not "
+                f"deterministic. Fix: correct that and run `{spelled('recover')}`, or accept the difference with "
                 'CheckpointConfig(step_log=samebits.StepLog(on_divergence="warn"))'
             )
         log.warn(f"{text}; later steps are not compared with the log")
@@ -315,5 +315,5 @@ class Replay:
 
     def _say_failed(self, step: int, error: StoreError) -> None:
         if not self._failed_before:
-            log.warn(f"step {step} is not in the step log, training continues without it: {error}")
+            log.warn(f"step {step} could not be written to the step log ({error}); training continues")
         self._failed_before = True

@@ -349,10 +349,10 @@ class StatePoints:
         while not self._save_now(step, is_commit=is_commit):
             if pause_s == FIRST_PAUSE_S:
                 log.warn(
-                    f"the last state (step {step}) could not be saved; this rank keeps it in memory, and the job is "
-                    f"not finished. Fix: make room in {self.searched}: saving is retried at least every "
-                    f"{LONGEST_PAUSE_S:g} s. If the job is stopped before that, `{spelled('recover')}` resumes earlier "
-                    f"({self.folder.newest_on_disk()})"
+                    f"the last state (step {step}) could not be saved; this rank keeps it in memory, and the job "
+                    f"is not finished. Fix: make room in {self.searched}: saving is retried at least every "
+                    f"{LONGEST_PAUSE_S:g} s. If the job is stopped before that, `{spelled('recover')}` resumes "
+                    f"from an earlier point ({self.folder.newest_on_disk()})"
                 )
             pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -588,7 +588,7 @@ class StatePoints:
         own = self._state.contents()["own"] if not holds and live == point else None  # at most one commit behind
         self._enter_group()
         if live is not None and live.step > point.step:
-            log.say(f"goes back from step {live.step} to step {point.step}: {live.step - point.step} to be done again")
+            log.say(f"goes back from step {live.step} to step {point.step}: {live.step - point.step} to be repeated")
         if not is_live:
             self._state.forget()  # until it is restored completely
         try:

@@ -239,7 +239,7 @@ class KeyServer:
             try:
                 what, keys, *words = msgpack.unpackb(bytes(caller.heard[_SIZE.size : _SIZE.size + size]))
                 if not isinstance(what, str) or not all(isinstance(key, str) for key in keys):
-                    raise _Refused("a question is a word, a list of keys, and what belongs to them")
+                    raise _Refused("expected a request that consists of a command, a list of keys and values")
                 if what in _WAITS and self._table.missing(keys):
                     caller.awaits = (what, keys)
                     self._waiting[caller] = None

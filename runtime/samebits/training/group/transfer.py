@@ -213,8 +213,8 @@ def require_equal(digests: Sequence[int] | Mapping[int, int], what: str) -> None
     different = [rank for rank, one in given.items() if one != given[first]]
     if different:
         raise LayoutError(
-            f"{what} of rank {', '.join(map(str, different))} differs from rank {first}'s: training on would diverge "
-            f"silently. Fix: start over with `{spelled('run', '--fresh')}`, and report this with the logs"
+            f"{what} of rank {', '.join(map(str, different))} differs from rank {first}'s, so training would "
+            f"diverge silently. Fix: start over with `{spelled('run', '--fresh')}`, and report this with the logs"
         )
 
 

@@ -134,7 +134,7 @@ class Worker:
     def end_unneeded_spare(self) -> None:
         """End this process if training is finished and it has no rank, because scripts save and print by rank."""
         if self.is_over and self.admitted.slot is None:
-            log.say("this spare was not needed: it ends without the rest of the script")
+            log.say("this spare was not needed: it exits without running the rest of the script")
             self.ending.exit_status.note(0)
             sys.exit(0)
 

@@ -160,7 +160,7 @@ def _version(name: str, version: int | None) -> int:
     if version is None:
         return 0
     if not isinstance(version, int) or not 0 <= version < 2**63:
-        raise UsageError(f"samebits.kv.{name}(…, {version!r}): a version is what an earlier call returned, or 0")
+        raise UsageError(f"samebits.kv.{name}(…, {version!r}): expected a version that an earlier call returned, or 0")
     return version
 
 

@@ -213,7 +213,7 @@ class _Check:
     def _plan(self, name: str, answer: KeyAnswer) -> NodeCheckPlan:
         plan = _decoded(name, answer, NodeCheckPlan)
         if not plan.is_sound(self._world_size):
-            raise KeyValueError(f"what another node wrote under {name} names nodes that do not exist")
+            raise KeyValueError(f"the value that another node wrote under {name} names nodes that do not exist")
         return plan
 
     def _wait(self, name: str, until_s: float) -> KeyAnswer:

@@ -273,7 +273,7 @@ class ElasticRun:
 
     def _compare(self, retaken: RetakenSteps, compare: Callable[[Ranks], object]) -> None:
         if self._process.begins:
-            retaken.give_up("a WorkQueue yields each item once, so a second pass would take others")
+            retaken.give_up("a WorkQueue yields each item once, so a second pass would take different items")
         self._require_equal()
         ddp.sync_buffers_all()
         ddp.settle_all()

@@ -55,7 +55,7 @@ class Audits:
         if not self._every:
             return
         if isinstance(self._state, LocalSGD):
-            self._say_once("the ranks of a LocalSGD train alone, each at its own pace")
+            self._say_once("with LocalSGD, each rank trains alone and at its own pace")
             return
         self._done = 0
         self._follow()
@@ -84,7 +84,7 @@ class Audits:
         self._done = step
         who = roles(step, self._every, generation.world_size)
         if who is None:
-            self._say_once("a world of one: there is no other rank to compute a gradient again")
+            self._say_once("the world has a single rank, so no other rank can recompute a gradient")
             return
         if self._batch is not None and not is_followed:
             self._audit(step, who, generation.rank, None)  # built in this generation: its first step was not seen

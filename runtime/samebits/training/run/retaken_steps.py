@@ -214,9 +214,11 @@ class RetakenSteps:
     def _begin(self, ranks: Ranks) -> None:
         state = self._state
         if not isinstance(state, ObjectState):
-            self.give_up(f"a {type(state).__name__} keeps its last commit itself, or has none between two averages")
+            self.give_up(
+                f"a {type(state).__name__} holds no copy of its last commit that a step could be repeated from"
+            )
         elif not all(ranks.gather(self._has_room(state.contents()))):
-            self.give_up("a host's memory has no room for copies of the state on each of its ranks")
+            self.give_up("a host's memory has no room for a copy of the state for each of its ranks")
         else:
             state.hold_copy(on=True)
 
@@ -270,23 +272,23 @@ class RetakenSteps:
         if any(one & _NAMES for one in told):
             source = next(rank for rank, one in enumerate(told) if one & _NAMES)
             sentence = ranks.share(sentence_of(findings) if findings else "", source)
-            raise self._failure(f"{what}, taken twice from the same commit, came out different in {names}: {sentence}")
+            raise self._failure(f"two runs of {what} from the same commit differ in {names}: {sentence}")
         if len(self._passes) == 2:
             raise TakeStepAgain(f"{what} is taken a third time")
         if all(one & _COMES_AGAIN for one in told):
             text = (
-                f"{what} came out different in {names} when the training function was called again from the "
-                "commit before it, and the same when that was repeated: the step depends on something that such a call "
+                f"{what} differed in {names} when the training function was called again from the commit before "
+                "it, and did not differ when that was repeated: the step depends on something that such a call "
                 "restarts, such as a batch number that enumerate() counts from 0, or on the last step's "
                 "gradients. Fix: compute it from the state, as from state.completed_steps, and call zero_grad() in "
                 "each step"
             )
         else:
             text = (
-                f"{what}, taken three times from the same commit, came out different each time, in {names}, and "
-                "no value outside the state was seen to change: not deterministic, or unknown. Fix: set "
-                "torch.use_deterministic_algorithms(True) and a seed for every generator; else look in the training "
-                "function, and in hooks, for what is kept outside TorchState(…)"
+                f"three runs of {what} from the same commit all differ, in {names}, and no value outside the state "
+                "was seen to change, so the step is not deterministic, or the cause is unknown. Fix: set "
+                "torch.use_deterministic_algorithms(True) and a seed for every generator; otherwise, look in the "
+                "training function, and in hooks, for values that are kept outside TorchState(…)"
             )
         raise self._failure(text)
 

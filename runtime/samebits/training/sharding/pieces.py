@@ -269,10 +269,10 @@ class Putting:
     def _piece_back(self, shared: Mapping[str, Any], path: str, live: Any) -> torch.Tensor:
         if path not in self.own:
             raise CheckpointError(
-                f"{path}: this rank's part of it is in no point that is left, and no other rank holds it. Fix: restore "
+                f"{path}: no remaining point holds this rank's part, and no other rank holds it. Fix: restore "
                 f"this rank's checkpoint folder, or start over with `{spelled('run', '--fresh')}`, from a "
-                "directory "
-                "that `samebits ckpt export --format dcp` has written and samebits.elastic.load_dcp reads"
+                "directory that `samebits ckpt export --format dcp` has written and samebits.elastic.load_dcp "
+                "reads"
             )
         tensor: torch.Tensor = self.own[path]["local"]
         saved = Piece.from_plain(shared, self.own[path]["offsets"], tensor.shape)

@@ -83,8 +83,8 @@ class Pipeline:
                 here = f"state.{self.name}.{index}.{path}"
                 if seen.setdefault(id(one), here).split(".")[2] != str(index):
                     raise UsageError(
-                        f"{here} is the same parameter as {seen[id(one)]}, and no stage trains another's. Fix: give "
-                        f"each stage parameters of its own, {_DECLINED}"
+                        f"{here} is the same parameter as {seen[id(one)]}, but a stage cannot train another "
+                        f"stage's parameter. Fix: give each stage parameters of its own, {_DECLINED}"
                     )
 
     @property
@@ -145,7 +145,7 @@ class Pipeline:
             )
         if stage.group_size != self._size or stage.group_rank != self.rank:
             raise UsageError(
-                f"{calling_place()}: stage {index} communicates over another group than that of the dimension "
+                f"{calling_place()}: stage {index} communicates over a group other than that of the dimension "
                 f'"{self.dimension}". Fix: PipelineStage(…, group=mesh.get_group("{self.dimension}"))'
             )
 

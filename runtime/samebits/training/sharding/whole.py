@@ -53,7 +53,7 @@ def _together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], path
     try:
         return _put_together(shared, owns, path)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, StopIteration, RuntimeError) as error:
-        raise CheckpointError(f"{path}: the points' pieces of it are not as they were saved: {error!r}") from None
+        raise CheckpointError(f"{path}: its pieces in the points differ from what was saved: {error!r}") from None
 
 
 def _put_together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], path: str) -> torch.Tensor:

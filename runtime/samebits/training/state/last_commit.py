@@ -278,8 +278,9 @@ class LastCommit:
         if change is not None:
             line, what = change
             raise HiddenStateError(
-                f"{line}: {what} changed after state.commit(), in the same loop: a recovery at that commit would not "
-                "repeat the change, and the job would end with other bits. Fix: change it before state.commit()"
+                f"{line}: {what} changed after state.commit(), in the same loop: a recovery at that commit would "
+                "not repeat the change, and the job would end with different bits. Fix: change it before "
+                "state.commit()"
             )
 
     def changes(self) -> list[str]:

@@ -237,8 +237,9 @@ class ObjectState(State):
         values = contents["shared"]["values"]
         if values.keys() != self.handlers.keys():
             raise CheckpointError(
-                f"the restore point holds {sorted(values)}, this program's state has {sorted(self.handlers)}. "
-                f"Fix: continue with the program that started the job, or start over with `{spelled('run', '--fresh')}`"
+                f"the restore point holds {sorted(values)}, but this program's state has {sorted(self.handlers)}. "
+                "Fix: continue with the program that started the job, or start over with "
+                f"`{spelled('run', '--fresh')}`"
             )
         for name, unlisted in contents["shared"].get("unlisted", {}).items():  # absent in points of SameBits 0.1
             self.handlers[name].load_unlisted(unlisted)

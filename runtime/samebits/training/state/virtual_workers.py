@@ -379,8 +379,8 @@ class VirtualWorkers:
         for parameter, grad in zip(self._trained, grads, strict=True):
             if is_distributed(parameter) or parameter.is_complex() or (grad is not None and grad.is_sparse):
                 raise UsageError(
-                    "global_batch sums dense, whole and real gradients, and a parameter of shape "
-                    f"{tuple(parameter.shape)} has another one. Fix: sparse=False, and no sharding"
+                    "global_batch sums only dense, unsharded and real gradients, but the gradient of a parameter "
+                    f"of shape {tuple(parameter.shape)} is not. Fix: sparse=False, and no sharding"
                 )
         parts = [
             torch.zeros(parameter.numel(), **kind) if grad is None else grad.flatten().to(**kind)

@@ -162,7 +162,7 @@ def test_stream_longer_than_offered_is_refused(rooms: tuple[MemoryRoom, MemoryRo
         ({"data_bytes": -1}, "-1 of data"),
         ({"data_bytes": 2**63 - 1}, "of data"),
         ({"digest": b"short"}, "digest of 5 bytes"),
-        ({"digest": b"d" * 16}, "is not the one that was offered"),
+        ({"digest": b"d" * 16}, "differs from the one that was offered"),
         ({"slot": -1}, "no rank can have saved that"),
         ({"point": Point(-1, 1)}, "no rank can have saved that"),
         ({"point": Point(0, 0)}, "no rank can have saved that"),

@@ -278,7 +278,7 @@ def test_endless_object_is_read_no_further_than_requested(impostor: Impostor) ->
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (lambda path: itertools.repeat(PIECE), "an answer has more than"),
+        (lambda path: itertools.repeat(PIECE), "answer has more than"),
         (_pages(ENTRY), r"holds \d+ objects or more"),
         (_pages(b""), "Timeout"),
     ],

@@ -128,8 +128,8 @@ class LoopHabits:
         for given in _tensors([*args, *kwargs.values()]):
             if _is_among(given, self._at_commit) and not _is_among(given, self._used_before):
                 log.warn(
-                    f"{calling_place()}: this batch was taken before the last commit, for the step after it: after a "
-                    "loss, the repeated step gets another batch. Fix: take each batch in the step "
+                    f"{calling_place()}: this batch was taken before the last commit, for the step after it: "
+                    "after a loss, the repeated step gets a different batch. Fix: take each batch in the step "
                     "that uses it"
                 )
                 self._commits = _LOOKED_AT
