@@ -1,8 +1,8 @@
 """Decide what to do if ranks that must be equal differ: roll all ranks back, or end the job.
 
-A bit that flipped in one rank has reached all others by the next all-reduce. So nothing computed since is reliable on
-any rank, but the last state at which all ranks were equal is. A device fault does not repeat the very same wrong value,
-whereas an error of the script does.
+A bit that flipped on one rank reaches all others in the next all-reduce. Nothing that was computed since is reliable on
+any rank, but the last state at which all ranks were equal is. A device fault does not repeat exactly the same wrong
+value, whereas an error of the script does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_REPAIRS = 64
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One difference for which all ranks rolled back."""
+    """A difference because of which all ranks were rolled back."""
 
     step: int  # the step at which the difference was seen
     to: int  # the step to which all ranks rolled back
@@ -40,7 +40,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class GoBack:
-    """All ranks roll back to ``to``; ``suspects``, if known, copy that state from the others."""
+    """Decision: all ranks roll back to ``to``. If ``suspects`` are known, they copy that state from the others."""
 
     to: Point
     suspects: tuple[int, ...]
@@ -48,7 +48,7 @@ class GoBack:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The difference cannot be repaired, for this reason; "" if the ranks were never equal after a step."""
+    """Decision: the difference cannot be repaired, for this reason; "" if the ranks were never equal after a step."""
 
     why: str
 
@@ -88,7 +88,7 @@ def decide(
 
 
 def _believed(judgement: Judgement, trust: Trust, origins: Mapping[int, Member]) -> tuple[int, ...] | None:
-    """Return the group whose state is trusted, or None."""
+    """Return the group of ranks whose state is trusted, or None."""
     if trust is Trust.LEADER:
         return next(group for group in judgement.groups if 0 in group)
     witnesses = {group: len({origins.get(rank, rank) for rank in group}) for group in judgement.groups}
@@ -103,7 +103,7 @@ def _against(judgement: Judgement) -> str:
 
 
 class ConsistencyJudge:
-    """Decides on differences and remembers offenders, for one scheduler start."""
+    """Decides what to do about differences, and counts them per node, since the scheduler started."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -1,7 +1,7 @@
 """Keep copies of compared states in this process's memory, to which it can roll back.
 
-A state that is not yet confirmed equal on all ranks must not replace the last confirmed one. So there are two copies,
-or three if confirmation takes longer than the next comparison, and their memory is reused.
+A state that is not yet known to be equal on all ranks must not replace the last one that is. There are therefore two
+copies, or three if the result of one comparison arrives after the next one. Their memory is reused.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class RollbackCopy:
     shared: bytes = b""
 
     def is_sound(self) -> bool:
-        """Return whether the copy still has the reported digest."""
+        """Return whether the copy still has the digest that was reported for it."""
         return bool(self.shared) and digest_of(parts_of(self.named)) == self.shared
 
 
 class RollbackCopies:
-    """The newest copies of one state, oldest first."""
+    """The newest copies of a state, oldest first."""
 
     def __init__(self) -> None:
         self._kept: list[RollbackCopy] = []
@@ -60,7 +60,10 @@ class RollbackCopies:
     def keep(
         self, point: Point, contents: Mapping[str, Any], layouts: Mapping[str, Any], compared: Sequence[Named]
     ) -> RollbackCopy:
-        """Copy the current state; at the limit, drop the newest unconfirmed copy to make room."""
+        """Copy the current state.
+
+        At the limit, the newest copy that is not known to be equal is dropped.
+        """
         if len(self._kept) == MOST:
             self._drop(self._kept.pop())
         spare, self._spare = self._spare, None
@@ -71,7 +74,7 @@ class RollbackCopies:
         return kept
 
     def has_room(self, contents: Mapping[str, Any], ranks_here: int) -> bool:
-        """Return whether one more copy on each of this host's ranks leaves enough memory for training."""
+        """Return whether one more copy for each rank of this host leaves enough memory for training."""
         if self._spare is not None or len(self._kept) == MOST:
             return True
         return has_room_for(bytes_in(contents) * ranks_here)
@@ -84,14 +87,14 @@ class RollbackCopies:
         del self._kept[:at]
 
     def go_back(self, to: Point) -> RollbackCopy | None:
-        """Drop copies after ``to`` and damaged ones; return the newest that is left, if any."""
+        """Drop damaged copies and those after ``to``, and return the newest one that remains, or None."""
         for one in [one for one in self._kept if one.point > to or not one.is_sound()]:
             self._kept.remove(one)
             self._drop(one)
         return self._kept[-1] if self._kept else None
 
     def begin(self, restore: Point) -> None:
-        """Drop copies after ``restore``, where a new generation begins."""
+        """Drop copies after ``restore``, the point at which a new generation begins."""
         for one in [one for one in self._kept if one.point > restore]:
             self._kept.remove(one)
             self._drop(one)
@@ -114,7 +117,7 @@ def bytes_in(tree: Any) -> int:
 
 
 def _of_copy(named: Named, places: Places) -> Named:
-    """Return the part with its tensor replaced by the copy; parts without a copy are hashed at once."""
+    """Return the part with its tensor replaced by the copied tensor. Parts without a copy are hashed at once."""
     value = named.value
     if isinstance(value, torch.Tensor) and is_hashable(value) and (copy := places.get(_place_of(value))) is not None:
         return named._replace(value=copy)
@@ -127,7 +130,7 @@ def _place_of(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], torch.dtype]:
 
 
 def _copied(tree: Any, old: Any, places: Places) -> Any:
-    """Copy a tree to the CPU, reusing an earlier copy's memory if it fits; record each copy in ``places``."""
+    """Copy nested values to the CPU, reusing an earlier copy's memory if it fits. Each copy is added to ``places``."""
     if isinstance(tree, torch.Tensor):
         copy = _tensor_copied(tree, old)
         if tree.layout is torch.strided and tree.data_ptr():

@@ -46,7 +46,7 @@ def on_host(result: torch.Tensor, breaker: Breaker | None = None) -> torch.Tenso
 
 
 def send(point: Outgoing, ranks: Sequence[int], meanwhile: Callable[[], object], device: torch.device) -> None:
-    """Send a point piece by piece to several ranks, which call ``receive``.
+    """Send a point in pieces to several ranks, which call ``receive``.
 
     Args:
         point: the point to send.
@@ -116,7 +116,7 @@ def receive(
 def share(
     point: Outgoing | None, source: int, begin: Callable[[memoryview], IncomingPoint], device: torch.device
 ) -> Checkpoint | None:
-    """Send a point to all ranks piece by piece; return it on all ranks except the source. A collective.
+    """Send a point in pieces to all ranks, and return it on all ranks except the source. A collective.
 
     Args:
         point: the point at the source; None on the other ranks.
@@ -177,7 +177,10 @@ def broadcast(packed: memoryview | None, source: int, device: torch.device) -> m
 
 
 def tell(numbers: Sequence[int], source: int, device: torch.device) -> list[int]:
-    """Return ``source``'s 64-bit numbers on every rank; others pass any numbers, as many of them. A collective."""
+    """Return ``source``'s 64-bit numbers on every rank. A collective.
+
+    The other ranks pass a list of the same length with any numbers.
+    """
     told = torch.tensor(list(numbers), dtype=torch.int64, device=device)
     dist.broadcast(told, source)
     return [int(one) for one in on_host(told).tolist()]
@@ -189,7 +192,10 @@ def gather(number: int, device: torch.device) -> list[int]:
 
 
 def begin_gather(number: int, device: torch.device) -> Callable[[], list[int]]:
-    """Start a :func:`gather`, and return a function that waits for the result. A collective, ordered by this call."""
+    """Start a :func:`gather`, and return a function that waits for the result.
+
+    A collective, ordered by the call of this function.
+    """
     mine = torch.tensor([number], dtype=torch.int64, device=device)
     gathered = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
     work = dist.all_gather(gathered, mine, async_op=True)
@@ -203,7 +209,7 @@ def begin_gather(number: int, device: torch.device) -> Callable[[], list[int]]:
 
 
 def require_equal(digests: Sequence[int] | Mapping[int, int], what: str) -> None:
-    """Compare the ranks' digests: a sequence from all ranks, or a mapping from some.
+    """Compare the digests of all ranks (a sequence) or of some ranks (a mapping).
 
     Raises:
         LayoutError: they differ; the message names the ranks that differ from the first.

@@ -1,7 +1,6 @@
 """``samebits.report(queue=…)``: numbers measured by a script, used for autoscaling.
 
-The newest number under each name is kept here and sent with the next heartbeat, so even frequent reports cost a step
-nothing.
+The newest number of each name is stored and sent with the next heartbeat, so even frequent reports do not slow a step.
 """
 
 from __future__ import annotations
