@@ -81,7 +81,7 @@ def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:
 
 
 def outage(settings: Settings) -> str:
-    """Return a sentence if the job's journal is in an etcd that does not answer now, else ""."""
+    """Return a sentence if the job's journal is in an etcd that does not answer now, otherwise ""."""
     gateway = gateway_of(settings, lambda _: None, LOOK_PATIENCE_S)
     if gateway is None:
         return ""
@@ -94,7 +94,7 @@ def outage(settings: Settings) -> str:
 
 
 def served_by(settings: Settings, on_wait: Callable[[str], object]) -> str:
-    """Describe the live scheduler of a job whose journal is in an etcd; "" if there is none.
+    """Describe the live scheduler of a job whose journal is in an etcd, or return "" if there is none.
 
     Raises:
         StoreError: the etcd does not answer, or refuses the request.
@@ -136,7 +136,7 @@ def history_of(recovery_path: Path, payloads: Sequence[bytes]) -> list[Record]:
     """Decode the journal's records, in the order in which they were written.
 
     Raises:
-        JournalDamagedError: a record is unknown to this version.
+        JournalDamagedError: this version does not recognize a record.
     """
     unpack = records.SCHEMA.unpack
     try:
@@ -158,7 +158,7 @@ def written_term(recovery_path: Path) -> int:
 
 
 def has_finished(recovery_path: Path) -> bool:
-    """Return whether the job in the folder's journal is finished. Raises like :func:`written_term`."""
+    """Return whether the job in the folder's journal is finished. Raises the same errors as :func:`written_term`."""
     return _state_in(recovery_path).finished
 
 

@@ -1,4 +1,4 @@
-"""Keep the journal of the scheduler's durable keys, in ``RECOVERY_PATH/keys``.
+"""Store the journal of the scheduler's durable keys in ``RECOVERY_PATH/keys``.
 
 A job without durable keys has no such folder. Unless the disk fails, no problem with this journal ends training: if it
 cannot be read, every call is refused with the reason.
@@ -24,7 +24,7 @@ APPEND_BYTES = 16 << 20
 
 
 class KeyFile:
-    """The keys' journal of one scheduler, which holds the folder's lock.
+    """The keys' journal of the scheduler that holds the folder's lock.
 
     Args:
         recovery_path: the job's RECOVERY_PATH; None if nothing outlives the scheduler (ENABLE_RECOVERY=0).

@@ -71,7 +71,7 @@ class MainThreadProbe:
         self._cpu_ticks: int | None = None
 
     def look(self) -> Progress | None:
-        """Return the main thread's position, or None while it makes progress or a pause is expected."""
+        """Return what the main thread is doing, or None while it makes progress or a pause is expected."""
         seen, now = (self._step(), self._collectives()), time.monotonic()
         has_moved = seen != self._seen
         if has_moved:
@@ -122,7 +122,7 @@ def expect_pause(seconds: float) -> None:
 
 
 def phase_of(frame: FrameType) -> Phase:
-    """Return the phase of a thread whose innermost frame is ``frame``."""
+    """Return the phase of a thread from its innermost frame."""
     is_in_script = False
     for one in _outwards(frame):
         phase = _phase_of_file(one.f_code.co_filename)
@@ -133,7 +133,7 @@ def phase_of(frame: FrameType) -> Phase:
 
 
 def place_of(frame: FrameType, phase: Phase) -> str:
-    """Return a place such as ``train.py:46 (time.sleep)``, or in a collective ``all_reduce at train.py:50``."""
+    """Return a text such as ``train.py:46 (time.sleep)`` or, in a collective, ``all_reduce at train.py:50``."""
     innermost = next((one for one in _outwards(frame) if is_of_the_script(one.f_code.co_filename)), None)
     if innermost is None:
         place = f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
@@ -176,13 +176,13 @@ def _shown(file: str) -> str:
 
 
 def _collective_in(frame: FrameType) -> str:
-    """Return the name of torch's outermost collective function on the stack, which the script called."""
+    """Return the name of the outermost collective function of torch on the stack, which the script called."""
     names = [one.f_code.co_name for one in _outwards(frame) if one.f_code.co_filename.endswith("distributed_c10d.py")]
     return names[-1] if names else "all_reduce"  # DistributedDataParallel's, for gradients
 
 
 def _call_in(frame: FrameType) -> str:
-    """Return the call in the frame's line as written in the source; empty if the source is not available."""
+    """Return the call in the frame's line as written in the source, or "" if the source is not available."""
     position = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
     if position is None or None in position or position[0] != position[1]:
         return ""

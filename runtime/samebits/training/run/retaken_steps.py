@@ -1,8 +1,8 @@
-"""Take a few steps a second time from the commit before them, and compare the resulting states.
+"""Run a few steps a second time from the commit before them, and compare the resulting states.
 
 ``HIDDEN_STATE=stop`` and ``samebits run --check`` use this to test what a recovery would do, without losing a process:
-the training function is called again in the same generation, as a survivor calls it after a loss. The state after the
-first pass is only compared; the last pass is committed.
+the training function is called again in the same generation, as it would be after a loss. The state after the first run
+is only compared; that of the last run is committed.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ Result = TypeVar("Result")
 
 
 class TakeStepAgain(GenerationEndedError):
-    """Unwinds the training function from its commit; :meth:`RetakenSteps.run` calls the function again."""
+    """Raised in a commit to leave the training function; :meth:`RetakenSteps.run` then calls it again."""
 
 
 class Extent(enum.Enum):
-    """The extent of the test: which steps are retaken, and what follows from a difference without a named cause."""
+    """Which steps are repeated, and what follows from a difference without a known cause."""
 
     JOB = enum.auto()
     """HIDDEN_STATE=stop: the first few steps; training continues."""
@@ -61,7 +61,7 @@ class Extent(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Communication between the ranks, as collectives that all of them call at the same commits.
+    """Communication between ranks through collectives, which all ranks call at the same commits.
 
     Attributes:
         rank: this process's rank.
@@ -75,7 +75,7 @@ class Ranks:
 
 
 class RetakenSteps:
-    """The retaken steps of one process.
+    """Repeats steps of one process and compares their results.
 
     Args:
         state: the state whose steps are retaken.
@@ -116,11 +116,11 @@ class RetakenSteps:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the training function is in a second or third pass of a step."""
+        """Whether the training function is running a step for the second or third time."""
         return bool(self._passes)
 
     def run(self, call: Callable[[], Result], go_back: Callable[[], object]) -> Result:
-        """Call the training function, and call it again from the last commit for each further pass.
+        """Call the training function, and call it again from the last commit each time a step must be repeated.
 
         Args:
             call: the training function.
@@ -144,7 +144,7 @@ class RetakenSteps:
             go_back()  # outside the handler, so that the traceback no longer keeps the first pass alive
 
     def compare(self, commit: int, ranks: Ranks) -> None:
-        """Compare the step that is about to become commit number ``commit``, if it is one to retake.
+        """Compare the results of a step that is about to be committed, if it is one of the repeated steps.
 
         Raises:
             TakeStepAgain: the step must be taken once more.
@@ -163,7 +163,7 @@ class RetakenSteps:
             self._change(equal=(*self._report.equal, self._state.completed_steps))
 
     def compare_end(self, ranks: Ranks) -> None:
-        """Compare what the training function did after its last commit, if a check is not complete by then.
+        """Compare what the training function did after its last commit, if the check is not complete by then.
 
         Raises:
             TakeStepAgain: the function must be called once more.
@@ -183,7 +183,7 @@ class RetakenSteps:
         self._judge(f"what follows step {state.completed_steps}'s commit", ranks)
 
     def committed(self, commit: int, ranks: Ranks) -> None:
-        """Copy the state, which is about to become commit number ``commit``, if later steps are retaken."""
+        """Copy the state that is about to be committed, if later steps will be repeated."""
         state = self._state
         self._passes.clear()
         self._step, self._epochs = state.completed_steps, epochs_of(state)
@@ -206,7 +206,7 @@ class RetakenSteps:
         self._end()
 
     def named(self) -> None:
-        """Add the values that changed outside the state to the report."""
+        """Add values that have changed outside the state to the report."""
         self._change(named=sentence_of(self._findings()))
 
     # ---- which steps
@@ -258,7 +258,7 @@ class RetakenSteps:
     # ---- what the passes show
 
     def _judge(self, what: str, ranks: Ranks) -> bool:
-        """Return True if all passes are equal, else raise."""
+        """Return True if all runs of the step gave the same result; otherwise, raise."""
         names_of_all = {name for one in self._passes for name in one}
         differing = sorted(name for name in names_of_all if len({one.get(name) for one in self._passes}) > 1)
         findings = self._findings()
@@ -293,7 +293,7 @@ class RetakenSteps:
         raise self._failure(text)
 
     def _failed_in_pass(self, error: Exception) -> None:
-        """Report an error in the script that occurs only when a step is retaken."""
+        """Report an error of the script that occurs only when a step is repeated."""
         self._change(
             failure=f"called again from the commit of step {self._step}, as after a loss there, the training function "
             f"failed at {place_of(error)}: {type(error).__name__}: {printable(str(error), _MOST_CHARS, IN_LOGS)}. Fix: "
@@ -340,5 +340,5 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _short(name: str) -> str:
-    """Return a value's name in a point as the script spells it, such as ``state.model.0.weight``."""
+    """Return a value's name as the script spells it, such as ``state.model.0.weight``."""
     return name.replace("state.shared.values.", "state.", 1).replace("state.shared.", "state.", 1)
