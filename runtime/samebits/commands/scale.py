@@ -1,7 +1,7 @@
-"""``samebits scale``: add workers of this machine to a running job, or remove some.
+"""``samebits scale``: add workers on this machine to a running job, or remove some.
 
-The job spec names the nodes that belong to this machine and is changed first. So ``recover`` restarts added workers,
-and does not restart removed ones, even if this command is killed.
+The job spec names the nodes of this machine, and is changed first. Even if this command is killed, ``recover``
+therefore restarts added workers and does not restart removed ones.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def require_no_driver(kept: JobSpec, option: str) -> None:
 
 
 def release(log_dir: Path, leaving: Sequence[str]) -> None:
-    """Make these nodes of this machine leave for good. The caller holds the start lock.
+    """Make these nodes of this machine leave permanently. The caller holds the start lock.
 
     Raises:
         UsageError: the job cannot continue without them, they are not on this machine, or no scheduler answers.
@@ -122,7 +122,7 @@ def release(log_dir: Path, leaving: Sequence[str]) -> None:
 
 
 def bring_to(log_dir: Path, size: int, why: str, *, dry_run: bool = False) -> bool:
-    """Start or release workers until the job has ``size``. The caller holds the start lock.
+    """Start or release workers until the job has ``size`` workers. The caller holds the start lock.
 
     Args:
         why: reason for the job's history.
@@ -172,7 +172,7 @@ def bring_to(log_dir: Path, size: int, why: str, *, dry_run: bool = False) -> bo
 
 
 def standing(nodes: Sequence[str], view: JobView, running: Collection[str]) -> list[str]:
-    """Return the workers that stay, by slot: those that are joining are included, those that are leaving are not.
+    """Return the workers that will remain, in slot order: including those that are joining, without those leaving.
 
     Args:
         nodes: node ids that belong to this machine.
@@ -187,7 +187,7 @@ def standing(nodes: Sequence[str], view: JobView, running: Collection[str]) -> l
 
 
 def running_here(log_dir: Path, nodes: Sequence[str], view: JobView) -> set[str]:
-    """Return which of these nodes, and of the job's, have a process on this machine."""
+    """Return which of these nodes, and of the job's nodes, have a process on this machine."""
     names = {name_of(node): node for node in (*nodes, *(one.node for one in view.workers))}
     return {names[name] for name, found in read_pid_files(log_dir, names).items() if found.is_alive()}
 

@@ -1,6 +1,6 @@
 """``samebits status``: show a job's state from its scheduler or, if none runs, from its journal.
 
-The output says which of the two was used, because a journal knows seats but not processes.
+The output says which of the two was used, because a journal knows seats but no processes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def find(settings: Settings) -> JobView:
-    """Return the snapshot of this folder's job or, if it has none, of the job whose scheduler answers.
+    """Return the state of this folder's job or, if it has none, of the job whose scheduler answers.
 
     Raises:
         UsageError: there is no journal, and no scheduler answers, or only another job's.
@@ -84,12 +84,12 @@ def find(settings: Settings) -> JobView:
 
 
 def _is_superseded(told: JobView, stored: JobView | None) -> bool:
-    """Return whether the folder's journal belongs to a later term than the answering scheduler, or to another job."""
+    """Return whether the folder's journal has a later term than the scheduler that answers, or another job."""
     return stored is not None and (stored.job != told.job or stored.term > told.term)
 
 
 def table(view: JobView, settings: Settings, stored: JobView | None = None) -> str:
-    """Return text for people: lines on the job, then one line per worker, spares, and nodes whose slot was given away.
+    """Format the state for people: lines about the job, then workers, spares, and nodes that lost their slots.
 
     Args:
         stored: the journal's view, which alone knows workers that were lost and came back.
@@ -154,7 +154,7 @@ def _without_scheduler(view: JobView, settings: Settings) -> list[str]:
 
 
 def _reported(view: JobView) -> list[str]:
-    """Return the workers' reports; for each name, the value of the worker with the lowest slot."""
+    """Return the workers' reported numbers; for each name, that of the worker with the lowest slot."""
     found: dict[str, str] = {}
     for worker in view.workers:
         if worker.presence is PresenceState.ALIVE:

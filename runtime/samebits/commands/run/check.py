@@ -1,4 +1,4 @@
-"""``run --check``: find out whether a script would recover exactly, without training it and without killing a process.
+"""``run --check``: find out whether a script would recover exactly, without killing a process.
 
 The script runs as a separate job in separate folders. Its workers compute some steps twice and record the results
 (``training.run.retaken_steps``). This command starts the job, ends it once nothing is left to compare, and reports.
@@ -54,7 +54,7 @@ _SETTINGS = {
 
 
 def main(words: Sequence[str], request: RunRequest) -> int:
-    """Check the script that these words name.
+    """Check the script in this command line.
 
     Returns:
         0 if every repeated step gave an equal result; the job's own exit code if it ended before that.
@@ -126,7 +126,7 @@ def _check(words: Sequence[str], request: RunRequest, folder: Path) -> int:
 
 
 def _wait_for_end(job: subprocess.Popen[bytes], signals: Signals, log_dir: Path) -> None:
-    """Return when the job has ended, nothing is left to compare, the script takes too long, or a signal has arrived."""
+    """Wait until the job ends, nothing is left to compare, the script takes too long, or a signal arrives."""
     ended, until_s = os.pidfd_open(job.pid), math.inf
     try:
         while not (signals.caught or (report := read_report(log_dir)).is_over) and time.monotonic() < until_s:
@@ -139,7 +139,7 @@ def _wait_for_end(job: subprocess.Popen[bytes], signals: Signals, log_dir: Path)
 
 
 def _cause(folder: Path, output: Path) -> str:
-    """Return why the check's job ended: the last entry of its history, else its follower's last line."""
+    """Return why the check's job ended: the last entry of its history, or its follower's last line."""
     with contextlib.suppress(StoreError):
         for event in reversed(read_events(folder / "recovery")):
             if event.kind is EventKind.INTERRUPTED:
@@ -154,7 +154,7 @@ def _counted(report: RetakenReport) -> str:
 
 
 def words_of_job(words: Sequence[str], request: RunRequest) -> list[str]:
-    """Return the words of ``samebits run`` without --check, and with a free port."""
+    """Return the arguments of ``samebits run`` without --check, with a free port."""
     own = len(words) - len(request.args)
     return ["--sched-port", str(free_port()), *(one for one in words[:own] if one != "--check"), *words[own:]]
 
