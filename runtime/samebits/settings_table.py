@@ -38,7 +38,7 @@ class Role(Enum):
 
 
 class Scope(Enum):
-    """Where a variable must have the same value."""
+    """In which processes a variable must have the same value."""
 
     PROCESS = "process"
     """Set for each process when it is started; never kept for a restart."""
@@ -52,7 +52,7 @@ class Scope(Enum):
 
 
 class WrongValueError(ValueError):
-    """A text that its type cannot parse: the reason, and a fix if ``export NAME=<example>`` is not the best one."""
+    """A text that cannot be parsed: the reason, and a fix if ``export NAME=<example>`` is not the best one."""
 
     def __init__(self, why: str = "", fix: str = "") -> None:
         super().__init__(why)
@@ -294,7 +294,7 @@ class RecoverStrategy(NamedTuple):
 
 
 class Dashboard(NamedTuple):
-    """DASHBOARD: the port of the page beside the job, if any, and whether the page can act."""
+    """DASHBOARD: the port of the page beside the job, if any, and whether actions are enabled."""
 
     port: int | None
     has_actions: bool
@@ -374,7 +374,7 @@ def _parse_share(text: str) -> float:
 
 
 class HostRest(NamedTuple):
-    """Seconds for which a failed host is not used: after its first failure, and at most."""
+    """Seconds for which a failed host is not used: after its first failure, and the maximum."""
 
     first_s: float
     most_s: float
@@ -393,7 +393,7 @@ def _parse_rest(text: str) -> HostRest:
 
 
 class SignPolicy(NamedTuple):
-    """The policy for one sign of bad health, and its limit.
+    """The policy for one health check, and its limit.
 
     Attributes:
         policy: the action when the limit is reached.
@@ -405,7 +405,7 @@ class SignPolicy(NamedTuple):
 
 
 class Health(NamedTuple):
-    """HEALTH: seconds between two checks, and a policy for each sign in the order of ``HEALTH_LIMITS``."""
+    """HEALTH: seconds between two checks, and a policy for each check in the order of ``HEALTH_LIMITS``."""
 
     every_s: float
     looks: tuple[SignPolicy, ...]
@@ -419,7 +419,7 @@ class Health(NamedTuple):
         return ",".join(items)
 
     def of(self, sign: str) -> SignPolicy:
-        """Return the policy for a sign of ``HEALTH_LIMITS``."""
+        """Return the policy for one of the checks in ``HEALTH_LIMITS``."""
         return self.looks[list(HEALTH_LIMITS).index(sign)]
 
 

@@ -163,7 +163,7 @@ class StateSynchronization:
 
 
 class Strategy(enum.StrEnum):
-    """The state that all replicas take if they differ."""
+    """Which state all replicas take if their states differ."""
 
     MAJORITY = "majority"  # the state of more than half of the replicas
     LEADER = "leader"  # the state of the lowest rank, or of the given leader

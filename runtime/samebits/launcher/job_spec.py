@@ -502,13 +502,13 @@ def require_moved(kept: JobSpec) -> None:
 def settings_here(*, only_looks: bool = False) -> Settings:
     """Return the settings of the current folder's job; the current environment overrides the stored one.
 
-    If the job's journal is in an etcd, this updates the journal's copy in RECOVERY_PATH, unless the etcd cannot be
+    If the job's journal is in etcd, this updates the journal's copy in RECOVERY_PATH, unless etcd cannot be
     reached. With ``only_looks``, the contents of this folder are read even if it is a copy.
 
     Raises:
         SettingsError: a setting is invalid.
         UsageError: the job was started in another folder.
-        ForeignFolderError: the journals in this folder and in the etcd belong to different jobs.
+        ForeignFolderError: the journals in this folder and in etcd belong to different jobs.
     """
     settings = _settings_here(only_looks=only_looks)
     try:

@@ -98,21 +98,21 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Part of a frame that was refused, with the reason."""
+    """A refused part of a frame, with the reason."""
 
     problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """A rank whose connection to its relay closed."""
+    """A rank whose connection to its relay was closed."""
 
     session: str
 
 
 @dataclass(slots=True)
 class Attachment:
-    """A rank behind a relay, and its last heartbeat."""
+    """A rank behind a relay, and the last heartbeat that it sent."""
 
     relay: _Relay
     end: SchedulerEnd
@@ -122,7 +122,7 @@ class Attachment:
 
 @dataclass(slots=True)
 class _Relay:
-    """The connection of a relay: its ranks, and the messages queued for it."""
+    """The connection of one relay: its ranks, and the messages queued for them."""
 
     name: bytes
     descriptor: int
@@ -163,9 +163,9 @@ class RelayedRanks:
         return session in self._attachments
 
     def turns(self, descriptor: int) -> int:
-        """Return how many turns of a peer a relay's last frame has taken.
+        """Return how many turns of a peer the last frame of a relay has used.
 
-        A relay has the turns of all its ranks, up to a bound, since a hostile one can claim many.
+        A relay may use the turns of all its ranks, up to a limit, because a hostile one can claim many.
         """
         relay = self.relays[descriptor]
         ranks = min(len(relay.attached) + len(relay.greeted), MESSAGES_A_TURN)
@@ -221,7 +221,7 @@ class RelayedRanks:
         return ""
 
     def _open(self, relay: _Relay, session: str, sealed: bytes) -> Carried | None:
-        """Return the rank's message; None if the rank is not attached to this relay.
+        """Return the rank's message, or None if the rank is not attached to this relay.
 
         Raises:
             ForgedError: the message is not authentic.

@@ -35,12 +35,12 @@ LOOK_PATIENCE_S = 1.0
 def gateway_of(
     settings: Settings, on_wait: Callable[[str], object], patience_s: float = COMMAND_PATIENCE_S
 ) -> EtcdGateway | None:
-    """Return a client of the etcd that holds the job's journal.
+    """Return a client of the etcd cluster that holds the job's journal.
 
     Args:
         settings: the job's settings.
-        on_wait: called with a sentence while the etcd does not answer.
-        patience_s: how long the etcd may take to answer.
+        on_wait: called with a sentence while etcd does not answer.
+        patience_s: how long etcd may take to answer.
 
     Returns:
         None if the journal is in a folder, or the job has no journal.
@@ -55,15 +55,15 @@ def gateway_of(
 
 
 def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:
-    """Update RECOVERY_PATH's copy of a journal in an etcd, unless a scheduler here is writing it.
+    """Update RECOVERY_PATH's copy of a journal in etcd, unless a scheduler here is writing it.
 
     Args:
         settings: the job's settings, with absolute folders.
-        on_wait: called with a sentence while the etcd does not answer.
+        on_wait: called with a sentence while etcd does not answer.
 
     Raises:
-        JournalDamagedError: the data in the etcd is not a journal.
-        StoreError: the etcd or the disk reports an error.
+        JournalDamagedError: the data in etcd is not a journal.
+        StoreError: etcd or the disk reports an error.
     """
     gateway = gateway_of(settings, on_wait)
     if gateway is None:
@@ -81,7 +81,7 @@ def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:
 
 
 def outage(settings: Settings) -> str:
-    """Return a sentence if the job's journal is in an etcd that does not answer now, otherwise ""."""
+    """Return a sentence if the job's journal is in etcd and etcd does not answer now, otherwise ""."""
     gateway = gateway_of(settings, lambda _: None, LOOK_PATIENCE_S)
     if gateway is None:
         return ""
@@ -94,10 +94,10 @@ def outage(settings: Settings) -> str:
 
 
 def served_by(settings: Settings, on_wait: Callable[[str], object]) -> str:
-    """Describe the live scheduler of a job whose journal is in an etcd, or return "" if there is none.
+    """Describe the live scheduler of a job whose journal is in etcd, or return "" if there is none.
 
     Raises:
-        StoreError: the etcd does not answer, or refuses the request.
+        StoreError: etcd does not answer, or refuses the request.
     """
     gateway = gateway_of(settings, on_wait)
     if gateway is None:
@@ -108,23 +108,23 @@ def served_by(settings: Settings, on_wait: Callable[[str], object]) -> str:
 
 
 def refresh_folder(recovery_path: Path, gateway: EtcdGateway) -> None:
-    """Copy the journals and events in the etcd to the folder; the caller holds the folder's lock.
+    """Copy the journals and events in etcd to the folder; the caller holds the folder's lock.
 
     Raises:
-        JournalDamagedError: the data in the etcd is not a journal.
-        StoreError: the etcd or the disk reports an error.
+        JournalDamagedError: the data in etcd is not a journal.
+        StoreError: etcd or the disk reports an error.
     """
     refresh_copies(recovery_path, gateway)
     refresh_copy(recovery_path, gateway)
 
 
 def clear(settings: Settings, role: str, on_wait: Callable[[str], object]) -> None:
-    """Remove a job from the etcd, after the folder with its copy was moved aside.
+    """Remove a job from etcd, after the folder with its copy was moved aside.
 
     If a scheduler of that job is still alive, it is superseded first, so that it writes nothing more.
 
     Raises:
-        StoreError: the etcd does not answer, or refuses the request.
+        StoreError: etcd does not answer, or refuses the request.
     """
     gateway = gateway_of(settings, on_wait)
     if gateway is not None:

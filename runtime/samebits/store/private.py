@@ -1,8 +1,8 @@
-"""Open files that decide what this user runs and signals; refuse those of other users.
+"""Open files that decide which processes this user runs and signals; refuse files of other users.
 
-A file in a folder that others can write to may belong to any user. So a name is opened without following links, and
-the owner and the mode are checked on the open descriptor. Files that others can read are accepted; files that others
-can write are refused.
+A file in a folder that others can write to may belong to any user. A name is therefore opened without following links,
+and the owner and the mode are checked on the open descriptor. Files that others can read are accepted; files that
+others can write are refused.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ A user may remove the claim, with or without the folder. Its owner then claims a
 the journal once more. If there is no journal, or only the owner's own, no record unknown to the owner can have been
 sent, and it rewrites the journal from memory (``Journal.begin_again``).
 
-If the journal is in an etcd, the claim is made there first (``quorum.quorum_log``), with the same number, and is
+If the journal is in etcd, the claim is made there first (``quorum.quorum_log``), with the same number, and is
 authoritative; the file protects the folder's copy.
 
 The check is fchmodat(2) on the claim's name, relative to a descriptor of the folder, because the folder may be moved
@@ -58,7 +58,7 @@ class TermClaim:
 
     Attributes:
         number: the term, higher than all terms that were claimed before or that ``floor`` reported.
-        quorum: the claim in the etcd, if the journal is in one.
+        quorum: the claim in etcd, if the journal is in one.
     """
 
     def __init__(self, directory: Path, number: int, quorum: QuorumClaim | None = None) -> None:
@@ -86,13 +86,13 @@ class TermClaim:
             directory: the folder; created, with its parents, if missing.
             role: this process's name in other processes' messages, e.g. "scheduler on port 8000".
             floor: returns the highest term in the folder's journal; called before the claim is made.
-            gateway: a client of the etcd that holds the journal, if there is one.
-            take_over: a further condition and change in the etcd, made together with the claim.
+            gateway: a client of etcd that holds the journal, if there is one.
+            take_over: a further condition and change in etcd, made together with the claim.
 
         Raises:
             LockedError: the condition of ``take_over`` is not true; nothing was claimed.
             SupersededError: another scheduler claimed the same term, or a higher one, at the same moment.
-            StoreError: the disk or the etcd reports an error, or the last term is higher than any job can reach.
+            StoreError: the disk or etcd reports an error, or the last term is higher than any job can reach.
         """
         durable.make_directory(directory)
         number = max(floor(), highest_claim(directory)) + 1

@@ -217,7 +217,7 @@ class SchedulerService:
                     self._notice.close()
 
     def _waits_for_etcd(self, text: str) -> None:
-        """Report that the etcd does not answer; called by each thread that waits for it."""
+        """Report that etcd does not answer; called by each thread that waits for it."""
         now = clock.now_s()
         if now - self._waits_told_at >= WAIT_TOLD_EVERY_S:
             self._waits_told_at = now

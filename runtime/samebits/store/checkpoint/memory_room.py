@@ -217,7 +217,7 @@ def room_path(base: Path, job: str, slot: int, *, kind: RoomKind = RoomKind.SAVE
 
 
 def copied_slots(base: Path, job: str) -> list[int]:
-    """Return the slots of which any process keeps copies on this host."""
+    """Return the slots of which any process stores copies on this host."""
     return slots_in_memory(base, job, RoomKind.COPIED)
 
 
@@ -267,7 +267,7 @@ def points_in_memory(
 
 @dataclass(frozen=True, slots=True)
 class RoomInUse:
-    """A folder of memory slots, its size, and whether a live process uses it."""
+    """A folder of memory slots, with its size and whether a live process uses it."""
 
     path: Path
     size_bytes: int
@@ -296,7 +296,7 @@ def newest_in_memory(base: Path, job: str) -> Point | None:
 
 
 def free_rooms(base: Path, job: str) -> list[Path]:
-    """Free all rooms of the job that no live process uses; return their paths."""
+    """Free all rooms of the job that no live process uses, and return their paths."""
     return [room.path for room in rooms_of(base, job) if _remove(base, room.path, lambda descriptor: True)]
 
 

@@ -1,4 +1,4 @@
-"""Send requests to an etcd through its HTTP gateway (etcd 3.4 and later).
+"""Send requests to etcd through its HTTP gateway (etcd 3.4 and later).
 
 This module needs only the standard library and msgspec.
 
@@ -10,7 +10,7 @@ A member that was suspended during an election can answer a linearizable read fr
 seen with 3.4.23). So a client rejects every answer whose revision is below the highest that the client has seen. Reads
 that follow a client's own claim are therefore complete. Without a claim, reads may be stale but never go back in time.
 
-Nothing here compacts or defragments the etcd, or disarms an alarm, because it may be Kubernetes' own etcd.
+Nothing here compacts or defragments etcd, or disarms an alarm, because it may be Kubernetes' own etcd.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EtcdKeyValue:
 
 @dataclass(frozen=True, slots=True)
 class Equals:
-    """A condition of a transaction: the key has this value or, for None, does not exist."""
+    """Condition of a transaction: the key has this value or, for None, does not exist."""
 
     key: str
     value: bytes | None
@@ -74,7 +74,7 @@ class Equals:
 
 @dataclass(frozen=True, slots=True)
 class PutKey:
-    """A change of a transaction: set the key to this value."""
+    """Change in a transaction: set the key to this value."""
 
     key: str
     value: bytes
@@ -84,7 +84,7 @@ class PutKey:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """A change of a transaction: remove all keys from ``first`` up to, but excluding, ``end``."""
+    """Change in a transaction: remove all keys from ``first`` up to, but excluding, ``end``."""
 
     first: str
     end: str
@@ -143,7 +143,7 @@ class EtcdGateway:
     """A client of one etcd, for one thread.
 
     Args:
-        place: the etcd, whose members are tried one after the other.
+        place: the etcd cluster, whose members are tried one after the other.
         access: how this client is admitted.
         on_wait: called with a sentence while no member answers.
         patience_s: how long a request is repeated.
@@ -181,7 +181,7 @@ class EtcdGateway:
         """Return the key's value, never older than what this client has read or written before.
 
         Raises:
-            StoreError: the etcd does not answer, or refuses the request.
+            StoreError: etcd does not answer, or refuses the request.
         """
         answer = self._ask("kv/range", {"key": _coded(key)}, _RangeAnswer)
         for found in answer.kvs:
@@ -200,7 +200,7 @@ class EtcdGateway:
         If ``has_values`` is false, the values are empty.
 
         Raises:
-            StoreError: the etcd does not answer, or refuses the request.
+            StoreError: etcd does not answer, or refuses the request.
         """
         first, end = prefix.encode(), _after(prefix.encode())
         while True:
@@ -215,13 +215,13 @@ class EtcdGateway:
             first = answer.kvs[-1].key + b"\0"
 
     def change(self, conditions: Sequence[Equals], changes: Sequence[PutKey | Remove]) -> bool:
-        """Make all changes if all conditions are true; return whether they were.
+        """Make all changes if all conditions are true, and return whether they were.
 
-        False may also mean that an earlier attempt of the same call was applied, so the caller reads back. An attempt
-        without an answer may be applied later, after other changes, so the conditions must make that harmless.
+        False may also mean that an earlier attempt of the same call was applied, so the caller must read back. An
+        attempt without an answer may be applied later, after other changes, so the conditions must make that harmless.
 
         Raises:
-            StoreError: the etcd does not answer, or refuses the request; the changes may or may not have been made.
+            StoreError: etcd does not answer, or refuses the request; the changes may or may not have been made.
         """
         request = {
             "compare": [_comparison(one) for one in conditions],
@@ -233,7 +233,7 @@ class EtcdGateway:
         """Return a new lease that ends ``seconds`` after its last :meth:`renew`.
 
         Raises:
-            StoreError: the etcd does not answer, or refuses the request.
+            StoreError: etcd does not answer, or refuses the request.
         """
         return self._ask("lease/grant", {"TTL": seconds, "ID": 0}, _Lease).id
 
@@ -249,7 +249,7 @@ class EtcdGateway:
     def watched(self, key: str) -> Iterator[socket.socket | None]:
         """Yield a socket that becomes readable when the key changes, or earlier.
 
-        None is yielded if the etcd does not answer.
+        None is yielded if etcd does not answer.
         """
         connection = self._connect()
         request = {"create_request": {"key": _coded(key)}}
