@@ -206,7 +206,9 @@ def test_worker_with_a_full_disk_leaves_for_a_spare(
     job.open_gates(0)
     assert job.worker(1).wait(WAIT_S) == LEFT_BY_SIGTERM
     job.gone.add(1)
-    job.wait_for("scheduler", "worker 1 is asked to leave at its next commit, and spare 4 is warm: the disk of /")
+    job.wait_for(
+        "scheduler", "worker 1 is asked to leave at its next commit, and warm spare 4 takes its place: the disk of /"
+    )
     assert "asked to leave: the disk of /" in job.wait_for(1, "asked to leave: ").string
     assert job.finish() == undisturbed(*TRAINED)
     assert job.matches(4, r"generation \d+: rank 1 of 4"), "the spare has its rank"

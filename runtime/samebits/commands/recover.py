@@ -260,8 +260,8 @@ def _begin_journal(log_dir: Path, kept: JobSpec) -> None:
         recovering.begin_journal(settings, candidate)
         job_spec.keep(log_dir, replace(kept, job=candidate.job))
     _say(
-        f"a new journal in {settings.recovery_path}: job {candidate.job} continues from step {candidate.point.step}, "
-        f"which all {candidate.world_size} ranks hold (every byte was compared)"
+        f"created a new journal in {settings.recovery_path}: job {candidate.job} continues from step "
+        f"{candidate.point.step}, which all {candidate.world_size} ranks have on disk (every byte was verified)"
     )
 
 

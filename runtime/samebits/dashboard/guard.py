@@ -134,7 +134,8 @@ class Guard:
         if not self._is_own(host):
             return RequestRefused(
                 HTTPStatus.MISDIRECTED_REQUEST,
-                "this server is not known under that name. Fix: use its address, as http://127.0.0.1",
+                "the request is for a host name that does not belong to this server. Fix: use its address, as "
+                "http://127.0.0.1",
             )
         origin = headers.get("origin")
         from_elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")

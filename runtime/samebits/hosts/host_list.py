@@ -75,8 +75,8 @@ class Resting:
     def __post_init__(self) -> None:
         if not 0 < self.first_s <= self.most_s:
             raise UsageError(
-                f"a failed host would be left out for {self.first_s:g} to {self.most_s:g} s: expected two times above "
-                "0, the shorter first. Fix: swap them"
+                f"a failed host would be suspended for {self.first_s:g} to {self.most_s:g} s; expected two times "
+                "above 0, with the shorter one first. Fix: swap them"
             )
 
     def after(self, failures: int) -> float:

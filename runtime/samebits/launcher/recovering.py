@@ -108,8 +108,8 @@ def plan_recovery(remains: Remains) -> RecoveryPlan:
         lines += _without_their_slots(remains.view, recovery.start)
         if remains.cool_down_s > 0 and any(_had_a_seat(remains.view, name) for name in recovery.start):
             lines.append(
-                f"a worker gets its seat back {remains.cool_down_s:g} s (REGISTER_COOLDOWN) after its last "
-                "process was last heard from; until then it waits, and its log counts down"
+                f"a worker gets its seat back {remains.cool_down_s:g} s (REGISTER_COOLDOWN) after the scheduler "
+                "last heard from it; until then it waits, and its log counts down"
             )
     else:
         lines.append("nothing to do: every process of the job is there")

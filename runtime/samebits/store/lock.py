@@ -155,7 +155,7 @@ class DirectoryLock:
         died. :meth:`release` unlocks the folder in any case, so call it only after the child has exited.
         """
         if not self.is_held:
-            raise LockedError(f"{self.directory}: this lock is not held here; acquire it before passing it on")
+            raise LockedError(f"{self.directory}: this process does not hold the lock; acquire it before passing it on")
         return self._descriptor
 
     def _borrow(self, descriptor: int) -> None:
@@ -177,7 +177,9 @@ class DirectoryLock:
             LockedError: another process, or another lock object of this process, holds the lock; the message names it.
         """
         if self.is_held:
-            raise LockedError(f"{self.directory}: this lock is already held here; release it before taking it again")
+            raise LockedError(
+                f"{self.directory}: this process already holds the lock; release it before acquiring it again"
+            )
         durable.make_missing_directory(self.directory)
         deadline_s = time.monotonic() + wait_s
         said, is_last = None, False

@@ -52,7 +52,7 @@ class ProcessIdentity:
         identity = cls.of(os.getpid())
         if identity is None:
             raise StoreError(
-                f"/proc/{os.getpid()}/stat: not readable, so this process cannot be identified. Fix: mount /proc"
+                f"/proc/{os.getpid()}/stat is not readable, so this process cannot be identified. Fix: mount /proc"
             )
         return identity
 

@@ -198,8 +198,8 @@ class TermClaim:
         why = f"{who} has claimed term {number}" if number else f"{self._path.name} was removed"
         return SupersededError(
             f"{self._directory}: {why}, so this scheduler, of term {self.number}, has stopped and sent nothing that it "
-            "wrote since. Fix: nothing, the job continues with the other one; to run its scheduler here again, end "
-            "that one first"
+            "wrote since. Fix: nothing to do; the job continues with the other one; to run its scheduler here again, "
+            "end that one first"
         )
 
 

@@ -98,11 +98,11 @@ def test_ls_says_which_points_are_unusable_and_why(root: Path, capsys: pytest.Ca
         (20, "damaged"),
         (10, "moved aside"),
     ]
-    assert "4 bytes are not those that were saved" in points[2]["why"]
+    assert "its hash differs (4 bytes)" in points[2]["why"]
     assert f"by pid {os.getpid()}" in points[1]["why"]
     assert run(root, "ls") == 0
     text = capsys.readouterr().out
-    assert "damaged: the manifest's 4 bytes" in text
+    assert "damaged: the manifest has changed" in text
     assert "1 damaged" in text and "1 moved aside" in text
 
 

@@ -219,7 +219,7 @@ def test_wrong_place_is_named_with_its_fix(place: EtcdPlace, no_etcd: EtcdPlace,
     nobody = EtcdPlace.parse("etcd://127.0.0.1:1/jobs/digits")
     with pytest.raises(
         StoreError,
-        match=r"no member of the etcd has answered for 0\.1 s .*Fix: bring .* back; or check the hosts and po",
+        match=r"no member of the etcd cluster has answered for 0\.1 s .*Fix: bring .* back; or check the hosts and po",
     ):
         EtcdGateway(nobody, EtcdAccess(), patience_s=0.1).get("/a")
     with pytest.raises(

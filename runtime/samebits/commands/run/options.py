@@ -316,8 +316,7 @@ def _streams(text: str) -> Streams:
         found = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-3])", part.strip())
         if found is None:
             raise argparse.ArgumentTypeError(
-                f"{text!r}: expected a number from 0 to 3, for all ranks or as RANK:NUMBER for single ranks, as in "
-                "0:3,1:1"
+                f"{text!r}: expected a number from 0 to 3 for all ranks, or RANK:NUMBER for some, as in 0:3,1:1"
             )
         of[None if found[1] is None else int(found[1])] = int(found[2])
     return Streams(of)

@@ -147,7 +147,9 @@ class HostHealth:
                 self._leaving, self._why = node, (why := whys[node])
                 spare = min(warm, key=lambda one: state.seats[one].process.host == seat.process.host)
                 ledger.presences[node].avoids_host = True
-                ledger.announce(f"worker {node} is asked to leave at its next commit, and spare {spare} is warm: {why}")
+                ledger.announce(
+                    f"worker {node} is asked to leave at its next commit, and warm spare {spare} takes its place: {why}"
+                )
                 self._ask(seat, why)
                 return
 

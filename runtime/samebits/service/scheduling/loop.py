@@ -458,7 +458,7 @@ class SchedulerService:
             except LockedError as error:
                 raise SupersededError(
                     f"{path} was removed, and another scheduler was started there ({error}), so this one has "
-                    "stopped. Fix: nothing, the job continues with the other one"
+                    "stopped. Fix: nothing to do; the job continues with the other one"
                 ) from None
             except StoreError:  # the folder may be removed again during the write
                 if attempt + 1 == SAVES_AGAIN:

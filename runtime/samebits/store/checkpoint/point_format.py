@@ -120,7 +120,7 @@ def decode_manifest(data: bytes) -> Manifest:
     """Decode a manifest; raise :class:`CheckpointError` with the reason if it is invalid."""
     body, trailer = data[:-_TRAILER_BYTES], data[-_TRAILER_BYTES:]
     if len(data) <= _TRAILER_BYTES or trailer != _DIGEST_PREFIX + xxhash.xxh3_128_digest(body):
-        raise CheckpointError(f"the manifest's {len(data)} bytes are not those that were saved: their hash differs")
+        raise CheckpointError(f"the manifest has changed since it was saved: its hash differs ({len(data)} bytes)")
     try:
         fields = trees.decode(body)
     except ValueError as error:

@@ -280,9 +280,9 @@ class EtcdGateway:
                 now = time.monotonic()
                 if now >= deadline:
                     raise StoreError(
-                        f"{self.place}: no member of the etcd has answered for {self._patience_s:g} s ({error}). "
-                        f"{_BRING_BACK}; or check the hosts and ports in RECOVERY_PATH and, if the etcd uses TLS, "
-                        "ETCDCTL_CACERT"
+                        f"{self.place}: no member of the etcd cluster has answered for {self._patience_s:g} s "
+                        f"({error}). {_BRING_BACK}; or check the hosts and ports in RECOVERY_PATH and, if the "
+                        "etcd uses TLS, ETCDCTL_CACERT"
                     ) from error
                 if now >= quiet_until:
                     self._on_wait(

@@ -132,8 +132,8 @@ class QuorumClaim:
         number = _number_in(self.gateway, found.value)
         raise SupersededError(
             f"{self.gateway.place}: another scheduler has claimed term {number}, so this scheduler, of term "
-            f"{self.number}, has stopped and sent nothing that it wrote since. Fix: nothing, the job continues with "
-            "the other one"
+            f"{self.number}, has stopped and sent nothing that it wrote since. Fix: nothing to do; the job continues "
+            "with the other one"
         )
 
     def stands(self) -> bool:

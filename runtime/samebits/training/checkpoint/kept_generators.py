@@ -222,7 +222,10 @@ class KeptGenerators:
     def _failed(self, error: StoreError) -> None:
         self._has_failed = True
         self.let_go()
-        log.warn(f"generator states are kept in checkpoints only, so a loss returns to a checkpoint: {error}")
+        log.warn(
+            "generator states are saved only in checkpoints, so after a loss, training returns to a checkpoint: "
+            f"{error}"
+        )
 
     def live_step(self, point: Point | None, commits: int) -> LiveStep | None:
         """Describe the step that led to this commit, or return None if this process does not hold the commit."""

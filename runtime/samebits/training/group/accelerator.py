@@ -198,7 +198,7 @@ class AcceleratorLink:
             log.warn(
                 f"aborting the communicators of {self._breaker.name} did not return within {ABORT_WITHIN_S:g} s. An "
                 "abort has to wait while a communicator still connects to a lost peer, and may hang in NCCL itself. "
-                f"This process gives up its seat (status {AbortHungError.exit_code}). Fix: nothing, a spare or a "
+                f"This process gives up its seat (status {AbortHungError.exit_code}). Fix: nothing to do; a spare or a "
                 "restart takes over; if it recurs, update NCCL"
             )
             end_process(AbortHungError.exit_code)

@@ -253,7 +253,8 @@ def require_sound(device: torch.device) -> None:
     if problem:
         raise DeviceLostError(
             f"{device} no longer works in this process: {problem}. A lost peer does not cause this, so the process "
-            "gives up its seat. Fix: nothing, a spare or a restart takes over; if it recurs, have this device checked"
+            "gives up its seat. Fix: nothing to do; a spare or a restart takes over; if it recurs, have this device "
+            "checked"
         )
 
 

@@ -443,8 +443,8 @@ def get_rank() -> int:
         return process.generation.rank
     if process.admitted.slot is None:
         raise UsageError(
-            f"{calling_place()}: samebits.get_rank() in a spare, which has no rank yet. Fix: call it inside the "
-            "function that elastic.run calls, or check samebits.is_spare() first"
+            f"{calling_place()}: samebits.get_rank() was called in a spare, which has no rank yet. Fix: call it "
+            "inside the function that elastic.run calls, or check samebits.is_spare() first"
         )
     return process.admitted.slot
 

@@ -53,6 +53,7 @@ def report(**figures: Any) -> None:
         known[name] = Figure(name, value)
     if len(known) > MOST:
         raise UsageError(
-            f"samebits.report: {len(known)} names, at most {MOST}. Fix: report only figures that decide the job's size"
+            f"samebits.report: found {len(known)} names, expected at most {MOST}. Fix: report only figures that "
+            "decide the job's size"
         )
     agent.figures = tuple(known.values())

@@ -64,8 +64,8 @@ class WorkQueue:
         packed = name.encode(errors="surrogatepass") if isinstance(name, str) else b""
         if not 0 < len(packed) <= MOST_NAME_BYTES:
             raise UsageError(
-                f"samebits.WorkQueue({str(name)[:80]!r}): a name has 1 to {MOST_NAME_BYTES} bytes. Fix: use another "
-                "name"
+                f"samebits.WorkQueue({str(name)[:80]!r}): a name must have 1 to {MOST_NAME_BYTES} bytes. Fix: use "
+                "another name"
             )
         self._key = f"work/{name}"
         self._items: dict[bytes, list[Any]] = {}  # items of the most recently used puts

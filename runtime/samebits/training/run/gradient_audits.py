@@ -108,7 +108,9 @@ class Audits:
         if self._is_given_up:
             return None
         if self._batch is None:
-            self._say_once("exactly one DistributedDataParallel module can be audited, and there is none or several")
+            self._say_once(
+                "exactly one DistributedDataParallel module can be audited, but there is none or more than one"
+            )
             return None
         taken = self._batch.take(_MOST_BYTES)
         if isinstance(taken, str):

@@ -256,10 +256,11 @@ def attach(
             _shard(module, optimizers, pg)
         else:
             raise UsageError(
-                f"{type(module).__name__} is sharded over {before[0]} ranks, this one being rank {before[1]}, and the "
-                f"generation has {world_size}, this one being rank {rank}: a sharded state needs a world of fixed "
-                "size. Fix: set MIN_WORKER_NUM and MAX_WORKER_NUM to WORKER_NUM; for another size, write a point with "
-                "`samebits ckpt export --format dcp` and start over with samebits.elastic.load_dcp"
+                f"{type(module).__name__} is sharded over {before[0]} ranks (this process is rank {before[1]}), "
+                f"but the generation has {world_size} (this process is rank {rank}). A sharded state needs a "
+                "world of fixed size. Fix: set MIN_WORKER_NUM and MAX_WORKER_NUM to WORKER_NUM; for another "
+                "size, write a point with `samebits ckpt export --format dcp` and start over with "
+                "samebits.elastic.load_dcp"
             )
     discard([old])  # in another thread, since freeing the last group waits for its threads
 
@@ -298,9 +299,9 @@ def _enter_mesh(module: nn.Module, root: Any, optimizers: Sequence[torch.optim.O
     before, now = _places.get(module), tuple(root.get_coordinate())
     if before not in (None, now):
         raise UsageError(
-            f"{type(module).__name__} is sharded for the place {before} in its mesh {tuple(root.shape)}, and this "
-            f"generation has given this process the place {now}: a sharded rank cannot take another rank's place. "
-            "Fix: restart this process"
+            f"{type(module).__name__} is sharded for position {before} in its mesh {tuple(root.shape)}, but this "
+            f"generation has assigned position {now} to this process, and a sharded rank cannot take another "
+            "rank's position. Fix: restart this process"
         )
     for info in _mesh_infos(module):
         fsdp2_private.refresh(info)

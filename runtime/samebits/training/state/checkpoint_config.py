@@ -167,7 +167,7 @@ class CheckpointConfig:
         if self.prefix and not is_prefix(self.prefix):
             raise UsageError(
                 f"prefix={self.prefix!r}: expected a folder name of letters, digits, - and _ that does not begin "
-                "with a digit; the folder above it is directory"
+                "with a digit; its parent folder is set with directory"
             )
 
     def _require_one_rhythm(self) -> None:

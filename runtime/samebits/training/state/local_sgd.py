@@ -82,7 +82,7 @@ class LocalSGD(State):
         if self._sync_every < 1:
             raise UsageError(f"LocalSGD(sync_every={self._sync_every}): expected 1 or more optimizer steps")
         if self._inner.shards():
-            raise UsageError("LocalSGD: a rank that trains by itself needs a whole model, and this one is sharded")
+            raise UsageError("LocalSGD: a rank that trains by itself needs a whole model, but this one is sharded")
         if self._inner._virtual is not None:
             raise UsageError(
                 "LocalSGD: its TorchState has global_batch=…, which sums the gradients of every step. Fix: leave "

@@ -257,10 +257,10 @@ class ModuleState:
         gone, new = [one for one in before if one not in names], [one for one in names if one not in before]
         if self._commit is not None and (gone or new):
             log.warn(
-                f"the tensors of {type(self._module).__name__} have changed since the commit before: gone "
-                f"{_listed(gone)}, new {_listed(new)}. A process that replaces a lost rank builds the module as the "
-                "script's first lines do, and cannot take this state: the next loss may end the job. Fix: prune, "
-                "parametrize or add layers before samebits.elastic.TorchState(…)"
+                f"the tensors of {type(self._module).__name__} have changed since the previous commit: removed "
+                f"{_listed(gone)}, added {_listed(new)}. A process that replaces a lost rank builds the module as "
+                "the script's first lines do, and cannot take this state: the next loss may end the job. Fix: "
+                "prune, parametrize or add layers before samebits.elastic.TorchState(…)"
             )
 
     # ---- for points and other ranks

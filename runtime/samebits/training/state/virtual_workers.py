@@ -232,8 +232,9 @@ class VirtualWorkers:
         size = getattr(sampler, "batch_size", 1)
         if type(sampler) is not BatchSampler or size != self.sizes[1]:
             raise UsageError(
-                f"a {type(sampler).__name__} with batch_size={size} yields the batches, and the state's micro_batch is "
-                f"{self.sizes[1]}. Fix: DataLoader(data, batch_size={self.sizes[1]}, sampler=sampler)"
+                f"a {type(sampler).__name__} with batch_size={size} yields the batches, but the state's "
+                f"micro_batch is {self.sizes[1]}. Fix: DataLoader(data, batch_size={self.sizes[1]}, "
+                "sampler=sampler)"
             )
         self._batches += 1
         if self._batches > 1:
@@ -276,9 +277,9 @@ class VirtualWorkers:
             self._buffers_before = [one.clone() for one in buffers]
         elif changed := [name for name, value in values.items() if not same(value, self._kept[name])]:
             raise UsageError(
-                f"state.{changed[0]} changed between state.commit() and the forward pass of a later micro-batch of the "
-                "same step: it would change once for each micro-batch, as often as the world size says. Fix: change "
-                "it after the backward pass and before state.commit()"
+                f"state.{changed[0]} changed between state.commit() and the forward pass of a later micro-batch "
+                "of the same step: it would change once for each micro-batch, so the result would depend on the "
+                "world size. Fix: change it after the backward pass and before state.commit()"
             )
 
     def _values(self) -> dict[str, Any]:

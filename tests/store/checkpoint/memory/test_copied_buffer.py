@@ -241,7 +241,7 @@ def test_newest_copy_stays_if_memory_is_short(
         copy(ours, fill_and_hash(ours, step), theirs)
     outgoing = opened(ours, fill_and_hash(ours, 3, count=COUNT * 100))
     monkeypatch.setattr(memory_buffer, "available_bytes", lambda: 1000)
-    with pytest.raises(StoreError, match="are needed and 1000 are available"):
+    with pytest.raises(StoreError, match="too many of the 1000 that are available"):
         send(in_order(outgoing, 1000), outgoing.offer, theirs, 1 << 20)
     assert steps_there(tmp_path) == [2]
 
