@@ -170,7 +170,7 @@ def test_worker_on_an_unhealthy_host_is_replaced_from_another_host(well: bool) -
     if not well:
         assert feels(house, "2", DISK) == []
     assert feels(house, "1", DISK) == ["s1"]
-    assert notes_on(house, f"spare {2 if well else 3} is warm")
+    assert notes_on(house, f"warm spare {2 if well else 3} takes its place")
     house.leave("1", text="it was asked to (SIGTERM)")
     assert house.core.state.by_slot[1] == ("2" if well else "3")
 

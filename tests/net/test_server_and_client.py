@@ -148,7 +148,7 @@ def test_name_of_another_machine_is_refused_with_the_fix() -> None:
 
 def test_sched_bind_is_used_and_named_if_set() -> None:
     assert listening("192.0.2.1", PORT, "127.0.0.1") == (["127.0.0.1"], PORT)
-    with pytest.raises(ListenError, match=r"^SCHED_BIND=192\.0\.2\.1 is 192\.0\.2\.1, and none of these"):
+    with pytest.raises(ListenError, match=r"^SCHED_BIND=192\.0\.2\.1 resolves to 192\.0\.2\.1, and none of these"):
         listening("127.0.0.1", PORT, "192.0.2.1")
     with pytest.raises(ListenError, match=r"^SCHED_BIND=no-such-host\.invalid cannot be resolved"):
         listening("127.0.0.1", PORT, "no-such-host.invalid")

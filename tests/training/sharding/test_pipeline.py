@@ -224,5 +224,5 @@ def test_gradients_of_stages_are_not_summed_over_all_ranks() -> None:
     with world(0, RANKS):
         batches = GlobalBatch(ElasticSampler(range(8)), state.model.parameters(), size=4, micro=2)
         enter(state)
-        with pytest.raises(UsageError, match=r"these parameters are sharded .*a pipeline.*Fix: "):
+        with pytest.raises(UsageError, match=r"the given parameters are sharded .*a pipeline.*Fix: "):
             iter(batches)

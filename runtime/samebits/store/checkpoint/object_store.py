@@ -291,7 +291,7 @@ class ObjectStore:
             bucket = self._root.lstrip("/").partition("/")[0]
             return StoreError(
                 f"{where}: {doing} failed: there is no bucket {bucket!r}: create it (for s3: `aws s3 mb "
-                f"s3://{bucket!r}`) or correct CHECKPOINT_PATH"
+                f"s3://{bucket}`) or correct CHECKPOINT_PATH"
             )
         if self._is_final(error):
             return StoreError(f"{where}: {doing} failed: {self._clean(error)}; {_OTHER_MEND}")

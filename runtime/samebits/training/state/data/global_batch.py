@@ -198,8 +198,9 @@ class GlobalBatch(Sampler[list[int]]):
     def _require_whole(self) -> None:
         if any(is_distributed(one) or one.is_meta for one in self._parameters):
             raise UsageError(
-                "GlobalBatch sums whole gradients over all ranks, and these parameters are sharded (fully_shard, "
-                "parallelize_module, a pipeline). Fix: leave GlobalBatch out, and give the state an ElasticSampler"
+                "GlobalBatch sums whole gradients over all ranks, but the given parameters are sharded "
+                "(fully_shard, parallelize_module, a pipeline). Fix: leave GlobalBatch out, and give the state "
+                "an ElasticSampler"
             )
 
     def __iter__(self) -> Iterator[list[int]]:
