@@ -243,7 +243,7 @@ def read(environ: Mapping[str, str] = os.environ, *, role_required: bool = True)
 
 
 class _Reading:
-    """One pass over the table: the values read so far by field, how they were found, and the problems."""
+    """One pass over the table: the values read so far, how they were found, and the problems."""
 
     def __init__(self, environ: Mapping[str, str], role_required: bool) -> None:
         self.environ = environ
@@ -299,16 +299,19 @@ class _Reading:
             self.shown[variable.name] = f"{variable.name}={variable.default} (default)"
 
     def _says_nothing(self) -> bool:
-        """Return whether no required variable is set: then the script was started without a launcher."""
+        """Return whether no required variable is set, so that the script was started without a launcher."""
         names = [prefix + one.name for one in VARIABLES if one.required for prefix in ("", PREFIX)]
         return not any(self.environ.get(name) for name in names)
 
     def _is_in_a_plain_script(self) -> bool:
-        """Return whether a plain script's launcher made this environment: it has a rank, and no role of its own."""
+        """Return whether the launcher of a script in plain mode made this environment.
+
+        Such an environment has a rank, and no role of its own.
+        """
         return is_plain(self.environ) and bool(self.environ.get("RANK"))
 
     def refuse_removed(self) -> None:
-        """Refuse a variable that this release no longer has, unless its value is empty."""
+        """Refuse a variable that this release has removed, unless its value is empty."""
         names = [prefix + bare for bare in REMOVED for prefix in ("", PREFIX) if self.environ.get(prefix + bare)]
         now = translated(self.environ) if names else {}
         for name in names:
@@ -320,16 +323,16 @@ class _Reading:
             self.problems.append(f"{name} no longer exists: {REMOVED[bare]}. Fix: unset {name}{export}")
 
     def check_relations(self) -> None:
-        """Check relations between values, except those with an unreadable value."""
+        """Check relations between values, except those with an invalid value."""
         self._check_times()
         self._check_bounds()
         self._check_listening()
         values = self.values
         if values.get("role") is Role.WORKER and values.get("enable_recovery") and values.get("node_id", "") is None:
             self.warnings.append(
-                "NODE_ID is not set although ENABLE_RECOVERY=1: started again, this process would be a stranger to the "
-                "scheduler and not get its rank back. Fix: export NODE_ID=<0 to WORKER_NUM - 1>, a different one in "
-                "each worker"
+                "NODE_ID is not set although ENABLE_RECOVERY=1, so the scheduler could not give this process its "
+                "rank back after a restart. Fix: export NODE_ID=<0 to WORKER_NUM - 1>, a different one in each "
+                "worker"
             )
         if values.get("cluster_secret") is not None:
             values["cluster_secret_file"] = None
@@ -376,7 +379,7 @@ class _Reading:
 
 
 def _misspelt(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each name that is similar to a variable's."""
+    """Return a warning for each name in the environment that is similar to a variable's name."""
     warnings = []
     for name, text in environ.items():
         prefix = PREFIX if name.startswith(PREFIX) else ""
@@ -423,7 +426,7 @@ def _fix(variable: Variable, name: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether ``address`` is a literal loopback address or ``localhost``; resolves nothing."""
+    """Return whether ``address`` is a literal loopback address or ``localhost``. No name is resolved."""
     if address.lower().removesuffix(".") == "localhost":
         return True
     if not _is_literal(address):
@@ -506,9 +509,10 @@ def in_folder(folder: Path, settings: Settings) -> Settings:
 
 
 def alone(environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
-    """Return the environment of a script that was started without a job: a world of one process.
+    """Return the environment of a script that was started without a job: a job with a single process.
 
-    None if a variable shows that it belongs to a job: a role, size, scheduler or node, or another launcher's rank.
+    Return None if a variable shows that it belongs to a job: a role, size, scheduler or node, or another launcher's
+    rank.
     """
     if any(environ.get(prefix + name) for name in _NAMES_OF_A_JOB for prefix in ("", PREFIX)) or environ.get("RANK"):
         return None
@@ -519,7 +523,7 @@ def alone(environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
 
 
 def kept_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the part of ``environ`` that a restart needs, without secrets and values of a single process."""
+    """Return the variables that a restart needs, without secrets and values that belong to a single process."""
     return {
         name: text
         for name, text in environ.items()
@@ -528,7 +532,7 @@ def kept_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def translated(stored: Mapping[str, str]) -> dict[str, str]:
-    """Return variables stored by an earlier release under this release's names."""
+    """Convert variables stored by an earlier release to this release's names."""
     given = {name.removeprefix(PREFIX): text for name, text in stored.items() if name.removeprefix(PREFIX) in REMOVED}
     kept = {name: text for name, text in stored.items() if name.removeprefix(PREFIX) not in REMOVED}
     new = {"HANG": "off"} if given.get("WATCHDOG") == "0" else {}
@@ -552,19 +556,19 @@ def translated(stored: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return a job's settings in ``environ``, as found, without secrets and values of a single process."""
+    """Return the job's settings in ``environ`` unchanged, without secrets and values of a single process."""
     shared = (one for one in VARIABLES if not one.secret and one.scope is not Scope.PROCESS)
     names = [prefix + one.name for one in shared for prefix in ("", PREFIX)]
     return {name: environ[name] for name in names if name in environ}
 
 
 def random_node_id() -> str:
-    """Return a name for a worker without a NODE_ID; digits alone would name a slot or a spare."""
+    """Return a random name for a worker without a NODE_ID. It is no number, which would name a slot or a spare."""
     return f"n{uuid.uuid4().hex[:11]}"
 
 
 def environment_of_job(told: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return ``environ`` with these variables of a job, for a launcher whose command line gives its size and address.
+    """Return ``environ`` with these variables of a job, for a launcher whose options give its size and address.
 
     Variables that would contradict them, or that belong to a single process, are left out.
     """
@@ -581,12 +585,12 @@ def inherited_sockets() -> range:
 
 
 def is_plain(environment: Mapping[str, str]) -> bool:
-    """Return whether a job with this environment runs a script that is not ported (PLAIN)."""
+    """Return whether a job with this environment runs its script in plain mode (PLAIN)."""
     return _is_on("PLAIN", environment)
 
 
 def dies_with_starter(environment: Mapping[str, str]) -> bool:
-    """Return whether a process with this environment ends with its starter (DIE_WITH_ME)."""
+    """Return whether a process with this environment ends when its starter ends (DIE_WITH_ME)."""
     return _is_on("DIE_WITH_ME", environment)
 
 
@@ -600,7 +604,10 @@ def host_launch(environment: Mapping[str, str]) -> str:
 
 
 def is_shell_name(name: str) -> bool:
-    """Return whether ``name`` may name a shell variable (POSIX, 3.235): letters, digits and ``_``, no digit first."""
+    """Return whether ``name`` is valid for a shell variable (POSIX, 3.235).
+
+    It consists of letters, digits and ``_``, and does not begin with a digit.
+    """
     return name.isascii() and name.isidentifier()
 
 
@@ -610,7 +617,7 @@ def whole_environment() -> dict[str, str]:
 
 
 def secret_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the secrets in ``environ``, as found, for this process only; never store them."""
+    """Return the secrets in ``environ`` unchanged, for this process only. Never store them."""
     names = [prefix + variable.name for variable in VARIABLES if variable.secret for prefix in ("", PREFIX)]
     names += ETCD_SECRETS
     return {name: environ[name] for name in names if environ.get(name)}
@@ -624,7 +631,7 @@ def etcd_access() -> EtcdAccess:
 
 
 def replace_environment(wanted: Mapping[str, str]) -> None:
-    """Replace the environment of this process, a fork, by the one that its parent requested."""
+    """Replace the environment of this forked process by the one that its parent has requested."""
     os.environ.clear()
     os.environ.update(wanted)
 
@@ -635,7 +642,7 @@ _USE_NCCL2 = "TORCH_DIST_USE_NCCL2"
 
 @dataclass(frozen=True, slots=True)
 class _Guard:
-    """One of NCCL's or torch's own guards: the value that SameBits sets, and the meaning of any other value.
+    """A protection mechanism of NCCL or torch: the value that SameBits sets, and what any other value means.
 
     Attributes:
         names: the variable, then names of older releases.
@@ -684,12 +691,12 @@ def leave_failures_to_us(environ: MutableMapping[str, str] = os.environ) -> list
 
 
 def wants_nccl2() -> bool | None:
-    """Return the user's choice between torch's two NCCL backends; None if there is none."""
+    """Return which of torch's two NCCL backends the user has chosen, or None if there is no choice."""
     return None if _USE_NCCL2 not in os.environ else os.environ[_USE_NCCL2] != "0"
 
 
 def default_to_one_thread(environ: MutableMapping[str, str] = os.environ) -> bool:
-    """Set OMP_NUM_THREADS to 1 unless the user has set a number of threads; return whether it was set."""
+    """Set OMP_NUM_THREADS to 1 unless the user has set it, and return whether it was set."""
     if environ.get("OMP_NUM_THREADS") or environ.get("MKL_NUM_THREADS"):
         return False
     environ["OMP_NUM_THREADS"] = "1"
@@ -697,13 +704,13 @@ def default_to_one_thread(environ: MutableMapping[str, str] = os.environ) -> boo
 
 
 def keep_compiled_in(folder: Path) -> None:
-    """Make torch.compile, inductor and triton cache in ``folder``, unless the user has set a folder."""
+    """Make torch.compile, inductor and triton use ``folder`` as their cache, unless the user has set a folder."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
 
 def keep_operators_in(folder: Path) -> None:
-    """Make CANN cache the operators that it compiles in ``folder``, unless the user has set a folder.
+    """Make CANN store the operators that it compiles in ``folder``, unless the user has set a folder.
 
     CANN must not remove any itself (-1), so that nodes sharing the folder do not contend for it. The parent folder is
     pruned when a job starts (``training.process.compiled_code``).
@@ -713,18 +720,21 @@ def keep_operators_in(folder: Path) -> None:
 
 
 def visible_devices(device_type: str) -> str | None:
-    """Return which devices of a type are visible to this process; None: all."""
+    """Return which devices of this type the process may use, or None for all."""
     return os.environ.get({"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}.get(device_type, ""))
 
 
 def take_start_folder() -> Path | None:
-    """Return and unset the folder in which a launcher started this process, so that children do not inherit it."""
+    """Return and unset the folder in which a launcher started this process.
+
+    It is unset so that children do not inherit it.
+    """
     folder = os.environ.pop(START_FOLDER, "")
     return Path(folder) if folder else None
 
 
 def mark_worker() -> None:
-    """Mark the environment with this worker's pid, which the processes that it starts inherit."""
+    """Set a variable to this worker's pid, which the processes that it starts inherit."""
     os.environ[_WORKER_PID] = str(os.getpid())
 
 
@@ -733,7 +743,7 @@ def mark_worker() -> None:
 
 @dataclass(frozen=True, slots=True)
 class TorchrunSeat:
-    """The place that torchrun gives to a process of a ported script.
+    """The rank that torchrun has assigned to a process of a ported script.
 
     Attributes:
         nodes: the number of torchrun's agents.
@@ -751,7 +761,10 @@ class TorchrunSeat:
 
 
 def torchrun_seat(environ: Mapping[str, str] = os.environ) -> TorchrunSeat | None:
-    """Return this process's place if torchrun started it; None in the process that a keeper of this package starts."""
+    """Return this process's rank if torchrun has started it, otherwise None.
+
+    A process that was started by a keeper of this package also gets None.
+    """
     if not environ.get("TORCHELASTIC_MAX_RESTARTS") or environ.get("ROLE") or environ.get(f"{PREFIX}ROLE"):
         return None
     host, _, port = environ.get(_AGENT_SCHEDULER, "").rpartition(" ")
@@ -766,7 +779,7 @@ def torchrun_seat(environ: Mapping[str, str] = os.environ) -> TorchrunSeat | Non
 
 
 def environment_of_seat(told: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a torchrun rank that takes its seat in a job with these variables."""
+    """Return the environment of a torchrun rank that joins a job with these variables."""
     environment = environment_of_job(told, environ)
     if environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "1":  # torchrun sets it if the user does not
         del environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
@@ -774,14 +787,14 @@ def environment_of_seat(told: Mapping[str, str], environ: Mapping[str, str] = os
 
 
 def scheduler_environment() -> dict[str, str]:
-    """Return the environment of a scheduler that a process of its job starts, without that process's own variables."""
+    """Return the environment of a scheduler that a job's process starts, without that process's own variables."""
     of_the_process = (*("ROLE", "NODE_ID", "JOB_ID", "PROBE_FILE"), _AGENT, _AGENT_SCHEDULER, _ERROR_FILE)
     kept = {name: text for name, text in os.environ.items() if name.removeprefix(PREFIX) not in of_the_process}
     return {**kept, "ROLE": "scheduler"}
 
 
 def torchrun_store() -> tuple[str, int] | None:
-    """Return the address of the store that torchrun's agent serves while it lives; None if it serves none."""
+    """Return the address of the store that torchrun's agent serves, or None if it serves none."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -794,13 +807,13 @@ def torchrun_error_file() -> Path | None:
 
 
 def mark_agent(session: str, environ: MutableMapping[str, str] = os.environ) -> str:
-    """Name the agent in a variable that torchrun's workers inherit; return the variable's name."""
+    """Store the agent's name in a variable that torchrun's workers inherit, and return the variable's name."""
     environ[_AGENT] = session
     return _AGENT
 
 
 def offer_scheduler(host: str, port: int, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let torchrun's workers inherit the address of a ported script's scheduler; host "": there is none."""
+    """Pass the address of a ported script's scheduler to torchrun's workers; host "" means that there is none."""
     environ[_AGENT_SCHEDULER] = f"{host} {port}" if host else ""
 
 
@@ -817,13 +830,13 @@ def publish_place(
     local_world_size: int,
     environ: MutableMapping[str, str] = os.environ,
 ) -> None:
-    """Set this process's place under torchrun's names, which scripts and libraries read."""
+    """Set this process's rank and world size under torchrun's names, which scripts and libraries read."""
     for name, value in zip(_PLACE, (rank, local_rank, world_size, local_world_size), strict=True):
         environ[name] = str(value)
 
 
 def withdraw_place() -> None:
-    """Unset the variables of ``publish_place``: a spare has no rank, and a script must not see one."""
+    """Unset the variables of ``publish_place``, because a spare has no rank."""
     for name in _PLACE:
         os.environ.pop(name, None)
 

@@ -161,7 +161,7 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
-        """Return a context manager that gives the folder; its block must not change the files."""
+        """Context manager that returns the folder. The files must not be changed."""
         yield self.path
         self._loaded()
 
@@ -308,7 +308,7 @@ def plan_of(function: Callable[..., object], config: Mapping[str, Any]) -> dict[
 
 
 def write_plan(plan: Mapping[str, Any], folder: Path) -> Path:
-    """Write a plan for the workers of the run in this folder; return the file, which is named after its hash."""
+    """Write a plan for the workers of the run in this folder, and return the file, which is named by its hash."""
     content = strict_json.dumps(plan).encode()
     path = folder / "device" / f"train-{hashlib.sha256(content).hexdigest()[:16]}.json"
     durable.make_directory(path.parent)
@@ -332,8 +332,8 @@ def name_of(function: Callable[..., object]) -> tuple[str, str]:
         return place, name
     raise UsageError(
         f"Trainer({name or type(function).__name__}): each worker imports the training function by its name, and "
-        f"{name or 'this object'} is not at the top level of a module or script. Fix: define it there with `def`, and "
-        "pass values from around it in train_loop_config"
+        f"{name or 'this object'} is not at the top level of a module or script. Fix: define it there with `def`, "
+        "and pass the outside values that it uses in train_loop_config"
     )
 
 
@@ -414,7 +414,7 @@ def get_checkpoint() -> Checkpoint | None:
 
 @dataclass(frozen=True, slots=True)
 class TrainContext:
-    """This worker's place among the workers; see :func:`get_context`."""
+    """This worker's ranks and world sizes; see :func:`get_context`."""
 
     world_rank: int
     world_size: int
@@ -444,7 +444,7 @@ class TrainContext:
 
 
 def get_context() -> TrainContext:
-    """Return this worker's place among the workers.
+    """Return this worker's ranks and world sizes.
 
     Raises:
         UsageError: called outside a training function.

@@ -38,7 +38,7 @@ class Role(Enum):
 
 
 class Scope(Enum):
-    """Where a variable must have the same value."""
+    """In which processes a variable must have the same value."""
 
     PROCESS = "process"
     """Set for each process when it is started; never kept for a restart."""
@@ -52,7 +52,7 @@ class Scope(Enum):
 
 
 class WrongValueError(ValueError):
-    """A text that its type cannot parse: the reason, and a fix if ``export NAME=<example>`` is not the best one."""
+    """A text that cannot be parsed: the reason, and a fix if ``export NAME=<example>`` is not the best one."""
 
     def __init__(self, why: str = "", fix: str = "") -> None:
         super().__init__(why)
@@ -294,7 +294,7 @@ class RecoverStrategy(NamedTuple):
 
 
 class Dashboard(NamedTuple):
-    """DASHBOARD: the port of the page beside the job, if any, and whether the page can act."""
+    """DASHBOARD: the port of the page beside the job, if any, and whether actions are enabled."""
 
     port: int | None
     has_actions: bool
@@ -374,7 +374,7 @@ def _parse_share(text: str) -> float:
 
 
 class HostRest(NamedTuple):
-    """Seconds for which a failed host is not used: after its first failure, and at most."""
+    """Seconds for which a failed host is not used: after its first failure, and the maximum."""
 
     first_s: float
     most_s: float
@@ -393,7 +393,7 @@ def _parse_rest(text: str) -> HostRest:
 
 
 class SignPolicy(NamedTuple):
-    """The policy for one sign of bad health, and its limit.
+    """The policy for one health check, and its limit.
 
     Attributes:
         policy: the action when the limit is reached.
@@ -405,7 +405,7 @@ class SignPolicy(NamedTuple):
 
 
 class Health(NamedTuple):
-    """HEALTH: seconds between two checks, and a policy for each sign in the order of ``HEALTH_LIMITS``."""
+    """HEALTH: seconds between two checks, and a policy for each check in the order of ``HEALTH_LIMITS``."""
 
     every_s: float
     looks: tuple[SignPolicy, ...]
@@ -419,7 +419,7 @@ class Health(NamedTuple):
         return ",".join(items)
 
     def of(self, sign: str) -> SignPolicy:
-        """Return the policy for a sign of ``HEALTH_LIMITS``."""
+        """Return the policy for one of the checks in ``HEALTH_LIMITS``."""
         return self.looks[list(HEALTH_LIMITS).index(sign)]
 
 
@@ -672,7 +672,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "NODE_TIMEOUT", "node_timeout_s", _seconds(0.001), "5", _JOB,
-        "Seconds of silence after which a node is lost; at most TOPO_TIMEOUT.",
+        "Seconds of silence after which a node counts as lost; at most TOPO_TIMEOUT.",
         "节点静默多少秒后视为丢失，至多为 TOPO_TIMEOUT。",
     ),
     Variable(
@@ -701,9 +701,10 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "LOSS_ANOMALY", "loss_anomaly", _ANOMALY, "tell", _WATCH,
-        "Reaction if `state.report(loss=…, grad_norm=…)` is given a value that is not a number, or that is far from "
-        "the range of the last 64 values: `tell` reports step and rank, `stop` ends the script with an error, "
-        "`recompute` makes all ranks return to the last commit and compute the step again, `off` disables the check.",
+        "What happens if `state.report(loss=…, grad_norm=…)` gets a value that is not a number, or that is far "
+        "from the range of the last 64 values: `tell` reports step and rank, `stop` ends the script with an "
+        "error, `recompute` makes all ranks return to the last commit and compute the step again, `off` disables "
+        "the check.",
         "当 `state.report(loss=…, grad_norm=…)` 得到的不是数，或远离最近 64 个值的范围时：`tell` 指出步和 rank，"
         "`stop` 以错误结束脚本，`recompute` 让所有 worker 回到最近一次提交重新计算，`off` 不查看。",
         scope=Scope.JOB,
@@ -722,13 +723,13 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "CONSISTENCY", "consistency", _CONSISTENCY, "majority:50", _EQUAL,
-        "Reaction if ranks that were equal now differ. `majority`: if more than half agree, all ranks return to the "
-        "point at which all were equal; `leader`: rank 0 counts as correct, and all ranks return; `stop`: the job "
-        "ends. The number is the steps between comparisons of all ranks' weights, moments and positions. These are "
-        "hashed while the next steps run, and a copy of the last state in which all ranks were equal is kept in "
-        "memory. At the same commits, each rank checks that its shards do not change before the next step. "
-        "`majority:auto`: comparisons take at most 1 % of training time; `majority:0`: ranks are compared only "
-        "at saves and at the end, and nothing is repaired.",
+        "What happens if ranks whose states were equal differ. `majority`: if more than half agree, all ranks "
+        "return to the point at which all were equal; `leader`: rank 0 counts as correct, and all ranks return; "
+        "`stop`: the job ends. The number is the steps between comparisons of all ranks' weights, moments and "
+        "positions. These are hashed while the next steps run, and a copy of the last state in which all ranks "
+        "were equal is kept in memory. At the same commits, each rank checks that its shards do not change "
+        "before the next step. `majority:auto`: comparisons take at most 1 % of training time; `majority:0`: "
+        "ranks are compared only at saves and at the end, and nothing is repaired.",
         "曾经相等的 rank 变得不相等时：`majority`：若过半数一致，全体回到相等之处；`leader`：以 rank 0 为准，全体回退；"
         "`stop`：作业结束。数字是相邻两次比较所有 rank 的权重、动量和位置之间的步数；哈希与后续的步并行计算，"
         "内存中保留最近一次全体相等的状态的副本。在这些提交上，每个 rank 还检查自己的分片在下一步之前没有改变。"
@@ -737,9 +738,9 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "AUDIT", "audit", _AUDIT, "0", _EQUAL,
-        "Steps between audits, in which another rank recomputes one rank's gradient before it is used; the audited "
-        "rank changes in turn. If the gradients differ, a third rank decides, and the step is repeated. For a loop "
-        "with one DistributedDataParallel module.",
+        "Steps between audits, in which another rank recomputes one rank's gradient before it is used; the ranks "
+        "are audited in turn. If the gradients differ, a third rank decides, and the step is repeated. For a "
+        "loop with one DistributedDataParallel module.",
         "每隔这么多步，轮流由另一个 rank 在使用之前重新计算某个 rank 的梯度；两者不同时由第三个判定，该步重做。"
         "适用于只有一个 DistributedDataParallel 模块的循环。",
         scope=Scope.JOB,
@@ -756,23 +757,23 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "STRAGGLER", "straggler", _STRAGGLER, "tell:1.2", _WATCH,
-        "Reaction if a worker's own part of a step (without waiting for others) takes longer than the median of all "
-        "workers times the number, over at least 20 steps and 5 s: `tell` names the worker and the slow part, `swap` "
-        "makes the worker leave at a commit once a spare is warm, `off` disables the check.",
+        "What happens if a worker's own part of a step (without waiting for others) takes longer than the median "
+        "of all workers times the number, over at least 20 steps and 5 s: `tell` names the worker and the slow "
+        "part, `swap` makes the worker leave at a commit once a spare is warm, `off` disables the check.",
         "某 worker 自身在一步中所花的时间（不含等待其他 worker）在至少 20 步且至少 5 秒内"
         "达到所有 worker 中位数的这么多倍时：`tell` 指出它和慢的部分；"
         "`swap` 在有热备时让它于某次提交后离开；`off` 不查看。",
     ),
     Variable(
         "HEALTH", "health", _HEALTH_WORDS, "tell,every=10", _HEALTH,
-        "Checks of a worker's host and device, and the reaction if two consecutive checks find a limit reached: `tell` "
-        "reports it, `drain` also makes the worker leave at a commit once a spare is warm, `refuse` also prevents a "
-        "worker with this problem at its start from requesting a seat, `off` disables the check. A single word applies "
-        "to all checks; `disk=drain:0.95` applies to one check and sets its limit (a share; device_heat: °C; logs: "
-        "free MiB). The checks are cpu, memory, disk (the disks of CHECKPOINT_PATH, LOG_DIR and RECOVERY_PATH, and "
-        "/dev/shm), device_errors, device_heat, device_slowed, device_memory, device_shared (others use a tenth of the "
-        "device's memory, and the device is 90 % busy) and logs (free space on the disk of LOG_DIR, 256 MiB). "
-        "`every=10`: seconds between two checks.",
+        "Checks of a worker's host and device, and what happens if two consecutive checks find a limit reached: "
+        "`tell` reports it, `drain` also makes the worker leave at a commit once a spare is warm, `refuse` also "
+        "prevents a worker with this problem at its start from requesting a seat, `off` disables the check. A "
+        "single word applies to all checks; `disk=drain:0.95` applies to one check and sets its limit (a share; "
+        "device_heat: °C; logs: free MiB). The checks are cpu, memory, disk (the disks of CHECKPOINT_PATH, "
+        "LOG_DIR and RECOVERY_PATH, and /dev/shm), device_errors, device_heat, device_slowed, device_memory, "
+        "device_shared (others use a tenth of the device's memory, and the device is 90 % busy) and logs (free "
+        "space on the disk of LOG_DIR, 256 MiB). `every=10`: seconds between two checks.",
         "查看 worker 主机和设备的哪些方面，以及连续两次查看都达到上限时如何处理：`tell` 报告；`drain` 另在有热备时让该 "
         "worker 于某次提交后离开；`refuse` 另使启动时就查到问题的 worker 不申请席位；`off` 不查看。单独一个词适用于"
         "全部；`disk=drain:0.95` 只适用于一项并改变其上限（比例；device_heat 为 °C；logs 为剩余 MiB）：cpu、memory、"
@@ -785,13 +786,14 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "MIN_WORKER_NUM", "min_worker_num", _WORKERS, "WORKER_NUM", _ELASTIC,
-        "Smallest world that continues to train; with fewer workers, all wait.",
+        "Smallest number of workers with which training continues; with fewer, all wait.",
         "可继续训练的最小 world size；低于它则全体等待。",
         scope=Scope.JOB,
     ),
     Variable(
         "MAX_WORKER_NUM", "max_worker_num", _WORKERS, "WORKER_NUM", _ELASTIC,
-        "Largest world that is formed; workers that arrive later join at the next commit, up to this size.",
+        "Largest number of workers that train; workers that arrive later join at the next commit, up to this "
+        "number.",
         "可组成的最大 world size：未达此数时，后到的 worker 在下一次 commit 时加入。",
         scope=Scope.JOB,
     ),
@@ -807,7 +809,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "RESET_LIMIT", "reset_limit", _whole(0, MOST_RESETS), "0", _ELASTIC,
-        "How often training may regroup, after a loss or to grow, before the job ends; `0`: no limit.",
+        "How often the workers may form a new group, after a loss or to grow, before the job ends; `0`: no limit.",
         "因丢失或扩容而重新组网的次数上限，超过即结束作业；`0` 表示不限。",
     ),
     Variable(
@@ -876,8 +878,8 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "PLAIN", "plain", _SWITCH, "0", _PLAIN,
-        "`1`: the script is not ported; each seat is held by a process that runs the script as torchrun does, and runs "
-        "it again after a loss.",
+        "`1`: the script runs without changes. Each worker is a small process that runs the script as torchrun "
+        "does, and restarts it after a loss.",
         "`1`：脚本未移植：每个席位由一个小进程持有，像 torchrun 一样运行脚本，有成员丢失后重新运行。",
     ),
     Variable(
@@ -888,7 +890,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "SPARE_NUM", "spare_num", _whole(0, MOST_WORKERS), "0", _SPARES,
-        "Spares admitted in addition to the largest world; a spare takes a lost worker's slot at once.",
+        "Number of spares in addition to MAX_WORKER_NUM; a spare takes a lost worker's slot at once.",
         "在最大 world size 之外接纳的热备（spare）数；有 worker 丢失时，热备立即接替其 slot。",
         scope=Scope.JOB,
     ),

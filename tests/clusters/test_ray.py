@@ -181,7 +181,7 @@ def test_folder_of_a_different_job_is_refused_with_both_jobs(tmp_path: Path) -> 
         said = str(raised.value)
         assert f"in {tmp_path} was started as `-n 2 'a b.py'` on 3 hosts, but this command asks for" in said
         assert f"`{shlex.join(words)}` on {hosts} host" in said
-    with pytest.raises(UsageError, match=r"ray-job\.json, which tells how it was started, was removed\. Fix: "):
+    with pytest.raises(UsageError, match=r"ray-job\.json, which records how it was started, was removed\. Fix: "):
         ray_hosts.require_same(tmp_path / "elsewhere", [], 1)
 
 

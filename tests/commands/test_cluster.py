@@ -210,7 +210,7 @@ def test_only_a_cluster_is_opened_or_removed(
         assert "expected the file of a cluster" in capsys.readouterr().err
     folder.chmod(0o777)
     assert main(["cluster", "down"]) == 71
-    assert "others may write in it" in capsys.readouterr().err
+    assert "other users can write to this folder" in capsys.readouterr().err
     assert (folder / "notes.txt").exists()
 
 

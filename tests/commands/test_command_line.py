@@ -615,11 +615,11 @@ def test_doctor_and_prepare_name_the_variable_of_the_listening_address(
     monkeypatch.setattr(doctor, "ANSWER_TIMEOUT_S", 0.1)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
-    assert ": SCHED_BIND=192.0.2.1 is 192.0.2.1, and none of these" in out
+    assert ": SCHED_BIND=192.0.2.1 resolves to 192.0.2.1, and none of these" in out
     assert "Fix: start the scheduler on that host, or set SCHED_BIND" in out
     status, text = prepare_here(capsys)
     assert status == 75
-    assert "SCHED_BIND=192.0.2.1 is 192.0.2.1, and none of these" in text
+    assert "SCHED_BIND=192.0.2.1 resolves to 192.0.2.1, and none of these" in text
 
 
 def test_doctor_shows_every_wrong_setting(

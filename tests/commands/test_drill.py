@@ -183,7 +183,7 @@ def test_buckets_that_do_not_sum_to_the_measured_time_fail_the_drill(
 ) -> None:
     told = report(DrillOutcome(FINISHED), DrillOutcome(FINISHED, seen_s=seen_s), Compared((50,), 2, 3), 7, [])
     assert told["passed"] is is_right
-    said = "account: disturbed took 9.20 s, and its buckets sum to 8.00 s"
+    said = "account: disturbed took 9.20 s, but its time categories add up to 8.00 s"
     assert (said in lines_of(told, tmp_path)) is not is_right
     long = [
         JobEvent(EventKind.SCHEDULER, 1.0),

@@ -46,7 +46,7 @@ def test_first_difference_and_the_preceding_fault_are_named() -> None:
 
 def test_unexplained_difference_lists_the_usual_causes() -> None:
     _, said, *usual = told(DIGITS)
-    assert said == "neither the script nor the logs point to a cause; the usual ones are these"
+    assert said == "neither the script nor the logs point to a cause; these are the usual causes"
     assert tuple(usual) == USUAL
 
 

@@ -84,7 +84,7 @@ def test_process_carries_out_an_order_and_reports_it(tmp_path: Path) -> None:
 def test_process_that_does_not_listen_is_not_signalled(tmp_path: Path) -> None:
     orders = DrillOrders(tmp_path / "inside")
     with process(LOOP) as (started, identity):
-        with pytest.raises(ImpossibleError, match="does not listen"):
+        with pytest.raises(ImpossibleError, match="takes no orders"):
             orders.give(identity, "clock")
         assert started.poll() is None
 
@@ -274,7 +274,7 @@ def test_stale_parameter_returns_once_a_step_has_changed_it(training: Training, 
     first = training.model[0].weight
     old, bias = first.detach().clone(), training.model[0].bias.detach().clone()
     inside._stale({"draw": 0.0})
-    assert said(tmp_path).startswith("0.weight returns to its value of this moment")
+    assert said(tmp_path).startswith("0.weight is set back to its current value")
     (thread,) = [one for one in threading.enumerate() if one.name == "drill-stale"]
     training.backward()
     training.optimizer.step()

@@ -55,7 +55,7 @@ def test_doctor_reports_that_the_slow_network_is_used(monkeypatch: pytest.Monkey
     monkeypatch.setattr(doctor, "address_towards", lambda host, port: "10.0.0.1")
     monkeypatch.setattr(doctor, "interfaces", lambda: [SLOW, FAST])
     [finding] = doctor.network(settings_with("10.0.0.2"))
-    assert finding.found == "gradients go over eth0 (10.0.0.1) with 1000 Mbit/s, and ib0 (10.9.0.1) has 100000"
+    assert finding.found == "gradients go over eth0 (10.0.0.1) at 1000 Mbit/s, but ib0 (10.9.0.1) offers 100000"
     assert "in the network of ib0" in finding.fix
     monkeypatch.setattr(doctor, "address_towards", lambda host, port: "10.9.0.1")
     [finding] = doctor.network(settings_with("10.0.0.2"))

@@ -187,11 +187,11 @@ def test_horovodrun_python_may_start_a_module() -> None:
         ("--host-discovery-script ./h --nnodes 1:2 --node-rank 1 train.py", "--node-rank: with"),
         (
             "--launch 'ssh' train.py",
-            "--launch: this applies only to hosts that a script names, and no script is set. Fix: ",
+            "--launch applies only to hosts that a discovery script prints, and no script is set. Fix: ",
         ),
         (
             "--host-rest 1:2 train.py",
-            "--host-rest: this applies only to hosts that a script names, and no script is set. Fix: ",
+            "--host-rest applies only to hosts that a discovery script prints, and no script is set. Fix: ",
         ),
         ("", "which script? As in"),
         ("--nproc 3 train.py", "unrecognized arguments|--nproc"),
@@ -206,7 +206,7 @@ def test_horovodrun_python_may_start_a_module() -> None:
         ("--spares -1 train.py", "expected"),
         ("--signals-to-handle SIGWHAT train.py", "there is no signal 'SIGWHAT'"),
         ("--signals-to-handle SIGKILL train.py", "cannot be handled"),
-        ("-t 9 train.py", "'9': expected 0 to 3"),
+        ("-t 9 train.py", "'9': expected a number from 0 to 3"),
         ("-m --no-python train.py", "a module needs Python"),
         ("--check --detach train.py", "--check and --detach"),
         ("--check --plain train.py", "--check and --plain"),

@@ -64,7 +64,7 @@ def test_removable_workers(seen: JobView, leaving: list[str]) -> None:
         (ELASTIC, ["1", "2"], "MIN_WORKER_NUM=2: without worker 1, 2 the job has 1 worker and 0 spares"),
         (SPARED, ["1", "3"], "MIN_WORKER_NUM=3: without worker 1 the job has 2 workers and 0 spares"),
         (changed(SPARED, spares=(worker(3, PresenceState.LOST, slot=None),)), ["0"], "0 spares"),
-        (ELASTIC, ["7"], "no worker 7 of this job runs here: expected some of 0, 1, 2, 3"),
+        (ELASTIC, ["7"], "no worker 7 of this job runs here; expected one or more of 0, 1, 2, 3"),
     ],
 )
 def test_workers_that_cannot_be_removed(seen: JobView, leaving: list[str], said: str) -> None:
@@ -75,7 +75,9 @@ def test_workers_that_cannot_be_removed(seen: JobView, leaving: list[str], said:
 def test_newest_workers_leave_first() -> None:
     assert last_to_come(["0", "1", "4"], 2) == ("1", "4")
     assert last_to_come(["0", "1"], 0) == ()
-    with pytest.raises(UsageError, match=r"3 workers would have to leave, and 2 of them run on this machine\. Fix: "):
+    with pytest.raises(
+        UsageError, match=r"3 workers would have to leave, but only 2 of them run on this machine\. Fix: "
+    ):
         last_to_come(["0", "1"], 3)
 
 

@@ -111,7 +111,7 @@ def test_folder_without_a_job_says_whose_status_it_shows(
     for name in ("SCHED_HOST", "SCHED_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("samebits.commands.status.find", lambda settings: view())
-    said = f"no job was started in {tmp_path}: this is the one whose scheduler answers at 127.0.0.1"
+    said = f"no job was started in {tmp_path}; showing the job whose scheduler answers at 127.0.0.1"
     assert main([]) == 0 and capsys.readouterr().out.startswith(said)
     monkeypatch.setenv("SCHED_PORT", "8118")
     assert main([]) == 0 and said not in capsys.readouterr().out

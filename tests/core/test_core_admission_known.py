@@ -330,7 +330,8 @@ def test_known_node_is_always_refused_with_recovery_off(end: str) -> None:
         "new",
         Refusal.RECOVERY_OFF,
         0.0,
-        "worker 1 was here before and ENABLE_RECOVERY=0: set ENABLE_RECOVERY=1 to let it return",
+        "worker 1 was in this job before, and no worker can return with ENABLE_RECOVERY=0: "
+        "set ENABLE_RECOVERY=1 to let it return",
         "job-1",
         1,
     )

@@ -485,7 +485,7 @@ def test_without_a_spare_the_node_stays_and_that_is_logged() -> None:
         house.beat(node)
     flip(house, "1", equal=100, seen=150, wrong=b"again")
     assert not [one for one in house.sent["s1"] if isinstance(one, Depart)]
-    assert any("it stays: no spare is ready" in text for text in house.notes)
+    assert any("it keeps its rank, because no spare is ready" in text for text in house.notes)
 
 
 def test_script_that_repeats_the_difference_ends_the_job() -> None:
@@ -497,7 +497,7 @@ def test_script_that_repeats_the_difference_ends_the_job() -> None:
     all_say(house, 100, "1")
     explain(house, 100, "1")
     record = next(one for one in house.journal if isinstance(one, JobInterrupted))
-    assert record.kind is EndKind.UNEQUAL and "the same difference came again" in record.cause
+    assert record.kind is EndKind.UNEQUAL and "the same difference appeared again" in record.cause
 
 
 @pytest.mark.parametrize("has_recovered", [False, True])

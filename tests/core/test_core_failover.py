@@ -70,7 +70,7 @@ def test_superseded_scheduler_is_left_whatever_it_sends(word: FromScheduler) -> 
     desk.step(Disconnected())
     desk.step(Connected())
     desk.hear(word)
-    assert look(desk) == ["the scheduler there is of term 1, and term 2 has begun: it was replaced"]
+    assert look(desk) == ["the scheduler there has term 1, but a scheduler with term 2 has replaced it"]
     assert len(desk.ready.notices) == 1 and desk.ready.sends == [], "and nothing else happens"
     assert desk.agent.term == 2
 
@@ -91,7 +91,7 @@ def test_another_jobs_scheduler_is_named_and_left(refusal: Refusal) -> None:
     assert look(desk) == ["this scheduler runs job job-9"]
     assert desk.told(MustEnd) == []
     desk.hear(Admitted("mine", "job-9", 5, 0, 1, 4, None))
-    assert look(desk) == ["the scheduler there runs job job-9, and this worker belongs to job job-1"]
+    assert look(desk) == ["the scheduler there runs job job-9, but this worker belongs to job job-1"]
     assert desk.agent.job == "job-1"
 
 

@@ -150,7 +150,12 @@ def test_one_worker_leaves_for_a_warm_spare_and_is_asked_until_it_has() -> None:
     assert feels(house, "1", DISK) == ["s1"]
     assert feels(house, "1", DISK) == ["s1"], "the first request may be lost"
     assert feels(house, "0", DISK) == [], "one at a time"
-    assert len(notes_on(house, "is asked to leave at its next commit, and spare 2 is warm: the disk of /ckpt")) == 1
+    assert (
+        len(
+            notes_on(house, "is asked to leave at its next commit, and warm spare 2 takes its place: the disk of /ckpt")
+        )
+        == 1
+    )
     house.leave("1", text="it was asked to (SIGTERM)")
     assert house.core.state.by_slot[1] == "2", "the spare has its slot"
     assert feels(house, "0", DISK) == [], "no spare is left"
@@ -165,7 +170,7 @@ def test_worker_on_an_unhealthy_host_is_replaced_from_another_host(well: bool) -
     if not well:
         assert feels(house, "2", DISK) == []
     assert feels(house, "1", DISK) == ["s1"]
-    assert notes_on(house, f"spare {2 if well else 3} is warm")
+    assert notes_on(house, f"warm spare {2 if well else 3} takes its place")
     house.leave("1", text="it was asked to (SIGTERM)")
     assert house.core.state.by_slot[1] == ("2" if well else "3")
 

@@ -193,7 +193,7 @@ def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         desk.call(KeyOp.WAIT)
     assert desk.store.waits == key_store.MAX_WAITS_OF_ONE, "the oldest were dropped"
     monkeypatch.setattr(key_store, "MAX_WAITS", desk.store.waits)
-    assert "calls wait for keys, the maximum. Fix: " in desk.call(KeyOp.WAIT, session="s1").text
+    assert "calls are already waiting for keys, the maximum. Fix: " in desk.call(KeyOp.WAIT, session="s1").text
     desk.store.forget_callers_but({"s1"})
     assert desk.store.waits == 0
 

@@ -57,7 +57,7 @@ def test_with_two_nodes_the_message_says_that_neither_can_be_singled_out() -> No
     assert found == NodeVerdict(
         {},
         [],
-        {(0, 1): "worker 0 and worker 1: their sum is wrong, and no other pair tells which of the two it is"},
+        {(0, 1): "worker 0 and worker 1: their sum is wrong, and no other pair shows which of the two is at fault"},
     )
     assert judged(2, {1}, "") == NodeVerdict({}, [], {}), "there is nothing to compare with"
 
@@ -86,15 +86,15 @@ def test_slow_link_is_distinguished_from_its_ends() -> None:
     found = judged(6, (), SILENT, links=[(2, 3)])
     assert found.bad == {} and found.either == {}
     assert found.said == [
-        "worker 2 and worker 3: they get no answer of each other, and each does well with others: look at what lies "
-        "between them",
+        "worker 2 and worker 3: they get no answer from each other, but each works well with other nodes. Check the "
+        "network between the two",
     ]
 
 
 def test_message_names_the_witness() -> None:
     found = judged(4, {1}, WRONG)
-    assert found.bad == {1: "together with worker 0 their sum is wrong, and worker 0 does well with others"}
-    assert "they need 1e+03 ms for a sum, the others 10 ms" in judged(6, {1}, "").bad[1]
+    assert found.bad == {1: "together with worker 0 their sum is wrong, and worker 0 works well with other nodes"}
+    assert "they need 1e+03 ms for a sum; the other nodes need 10 ms" in judged(6, {1}, "").bad[1]
 
 
 @pytest.mark.parametrize(("part", "factor"), list(enumerate(FACTORS.values())))

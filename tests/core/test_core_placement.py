@@ -73,7 +73,7 @@ def test_fewer_slots_or_a_smaller_request_drain_the_newest_workers() -> None:
 
 def test_drained_host_is_used_again_once_it_returns() -> None:
     placement = begun(a=1, b=1)
-    assert placement.seen(hosts(a=1, b=1), ["b"]) == [OperatorDecision("host b is to be left")]
+    assert placement.seen(hosts(a=1, b=1), ["b"]) == [OperatorDecision("host b is being drained")]
     assert placement.next({"0": "a", "1": "b"}, {}, 0).drain == ["1"]
     assert placement.seen(hosts(a=1, b=1)) == [OperatorDecision("host b is there, with 1 slot")]
     assert placement.next({"0": "a"}, {}, 0).start == [("1", "b")]

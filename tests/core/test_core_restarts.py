@@ -91,7 +91,7 @@ def test_same_crash_at_the_same_line_twice_ends_the_job_whatever_step_was_heard_
     elsewhere = replace(seen, error=crash.replace(":26", ":31"))
     assert isinstance(budget.died("1", loss_of(elsewhere, 7), 1.0), RestartAt), "another place of the job"
     ended = budget.died("0", loss_of(seen, 9), 200.0)
-    assert ended == Never("twice with the same error: trying again does not help")
+    assert ended == Never("it failed twice with the same error, so trying again does not help")
     assert isinstance(Restarts(9).died("0", loss_of(replace(seen, error="SIGSEGV"), 7), 0.0), RestartAt)
     assert loss_of(Observation(1, error="ValueError: x", is_failure=True), 7).step == 7
 

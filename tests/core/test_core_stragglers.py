@@ -191,7 +191,11 @@ def test_straggler_gives_its_slot_to_a_warm_spare_and_is_asked_until_it_has() ->
     house = house_of(spares=1, swaps_stragglers=True)
     assert tell(house, SLOW) == ["s2"]
     assert tell(house, SLOW) == ["s2"], "the first request may be lost"
-    assert [note for note in house.notes if "is asked to leave at its next commit, and spare 3 is warm: " in note]
+    assert [
+        note
+        for note in house.notes
+        if "is asked to leave at its next commit, and warm spare 3 takes its place: " in note
+    ]
     house.leave("2", text="it was asked to (SIGTERM)")
     assert house.core.state.by_slot[2] == "3"
     assert house.core.stragglers == []

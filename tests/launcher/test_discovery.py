@@ -257,7 +257,7 @@ def test_requested_size_and_drained_hosts_are_read_from_the_folder(folder: Folde
     )
     driver = folder.driver()
     turn = folder.until(driver, lambda turn: bool(turn.lines))
-    assert turn.lines == ["host b is to be left"] and folder.started == []
+    assert turn.lines == ["host b is being drained"] and folder.started == []
     job_spec.keep(folder.log_dir, replace(folder.kept, drained=()))
     turn = folder.until(driver, lambda turn: bool(turn.started))
     assert turn.started == ["worker_1", "worker_2"]

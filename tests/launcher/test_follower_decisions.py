@@ -536,7 +536,7 @@ def test_silent_process_is_named_with_the_lines_its_script_lacks() -> None:
     scene = starting()
     scene.following.never_joined(["worker_0", "worker_2"], 15.0)
     scene.settle()
-    assert scene.lines[0].startswith("workers 0, 2 have run for 15 s and not called samebits.init()")
+    assert scene.lines[0].startswith("workers 0, 2 have run for 15 s without calling samebits.init()")
     assert "`@samebits.elastic.run`" in scene.lines[0]
 
 

@@ -71,7 +71,7 @@ def test_job_resumes_from_its_checkpoints_to_the_same_bits(new_job: Callable[...
     assert recover.end() == 0, recover.text
     assert f"not used: {data.parent}" in recover.text
     assert (
-        f"continues from step {int(step.group(1)) - INTERVAL}, which all 2 ranks hold (every byte was compared)"
+        f"continues from step {int(step.group(1)) - INTERVAL}, which all 2 ranks have on disk (every byte was verified)"
         in recover.text
     )
     assert re.search(rf"restore point: step {int(step.group(1)) - INTERVAL} of generation 1", job.log("scheduler"))

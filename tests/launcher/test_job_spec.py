@@ -125,7 +125,7 @@ def test_job_of_an_earlier_release_finds_the_package_under_its_earlier_name(here
     command, environment = [sys.executable, "-c", program], {"PYTHONPATH": folder}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("Fix: write `import samebits`") == 1
+    assert done.stderr.count("Fix: change it to `import samebits`") == 1
 
 
 def test_tool_uses_the_jobs_settings_before_the_shells(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,11 +174,11 @@ def test_spec_planted_by_another_user_is_refused(here: Path) -> None:
     """A planted spec would run its interpreter as this user, and its pid files name processes to end."""
     keep(here / "device", start(here))
     (here / "device" / "start.json").chmod(0o666)
-    with pytest.raises(StoreError, match=r"start\.json: others may write it"):
+    with pytest.raises(StoreError, match=r"start\.json: other users can write to this file"):
         read_here()
     (here / "device" / "start.json").chmod(0o600)
     (here / "device").chmod(0o777)
-    with pytest.raises(StoreError, match=r"device: others may write in it"):
+    with pytest.raises(StoreError, match=r"device: other users can write to this folder"):
         read_here()
     (here / "device").chmod(0o700)
     (here / "device" / "start.json").rename(here / "planted.json")

@@ -311,7 +311,7 @@ def test_stranger_cannot_choose_a_process_to_be_ended(job: ShellJob) -> None:
         job.let_finish()
         assert recover.end() == 0, recover.text
         assert shell.end() == 0, shell.text
-        assert f"gave itself out for pid {victim.pid}, which no script started here" in recover.text
+        assert f"registered as pid {victim.pid}, which no command started here" in recover.text
         assert "ending worker 1" not in recover.text
         assert bystander.poll() is None
     finally:

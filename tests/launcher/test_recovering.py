@@ -188,8 +188,7 @@ def test_process_named_only_by_the_scheduler_is_left_alone_and_reported() -> Non
     said = plan(view(workers=(worker(0), worker(1, LEFT, pid=777), worker(2))), dead=(101,))
     assert said.end == ()
     assert (
-        "worker 1 last gave itself out for pid 777, which no script started here: that process is left alone"
-        in said.lines
+        "worker 1 last registered as pid 777, which no command started here; that process is left alone" in said.lines
     )
 
 

@@ -222,7 +222,7 @@ def test_hopeless_start_starts_nothing(job: ShellJob) -> None:
     (job.log_dir / "worker_2.log").symlink_to(job.folder / "victim")
     shell = job.run(*ENDLESS)
     assert shell.end() == 71, shell.text
-    assert "worker_2.log: a link or a pipe, expected a file. Fix: remove it" in shell.text
+    assert "worker_2.log is a link or a pipe; expected a file. Fix: remove it" in shell.text
     assert job.identities() == {}
     assert not (job.folder / "victim").exists()
 

@@ -172,7 +172,7 @@ def test_needed_worker_is_not_removed(job: ShellJob) -> None:
             ("scale", "--remove", "1"),
             "MIN_WORKER_NUM=3: without worker 1 the job has 2 workers and 0 spares, and would wait",
         ),
-        (("scale", "--remove", "9"), "no worker 9 of this job runs here: expected some of 0, 1, 2"),
+        (("scale", "--remove", "9"), "no worker 9 of this job runs here; expected one or more of 0, 1, 2"),
     ):
         refused = job.tool(*words)
         assert refused.end() == 80

@@ -176,7 +176,7 @@ def test_planted_link_is_not_followed(tmp_path: Path, name: str) -> None:
     logs.mkdir(mode=0o700)
     victim.write_text("mine\n")
     (logs / name).symlink_to(victim)
-    refused = pytest.raises(StoreError, match=rf"{name}: a link or a pipe, expected a file. Fix: remove it")
+    refused = pytest.raises(StoreError, match=rf"{name} is a link or a pipe; expected a file. Fix: remove it")
     with refused, StartLock(logs):
         started(logs, program(tmp_path, SLEEP), "worker_0")
     assert victim.read_text() == "mine\n"
@@ -205,7 +205,7 @@ def test_one_process_starts_others_at_a_time(tmp_path: Path) -> None:
 def test_pid_file_that_others_may_write_names_no_process(tmp_path: Path, sleeping: ProcessIdentity) -> None:
     (tmp_path / "logs" / "worker_1.pid").write_text(sleeping.to_line())
     (tmp_path / "logs" / "worker_1.pid").chmod(0o666)
-    with pytest.raises(StoreError, match=r"worker_1\.pid: others may write it \(mode 0666\)"):
+    with pytest.raises(StoreError, match=r"worker_1\.pid: other users can write to this file \(mode 0666\)"):
         read_pid_files(tmp_path / "logs", ["worker_1"])
 
 

@@ -141,7 +141,7 @@ def test_failing_scheduler_start_is_reported_once_and_the_job_can_be_stopped(job
     recovery = job.folder / "recovery"
     recovery.chmod(0o1777)
     job.kill("scheduler")
-    shell.wait_for(r"the scheduler \(pid \d+\) ended with status 71: .*others may write in it")
+    shell.wait_for(r"the scheduler \(pid \d+\) ended with status 71: .*other users can write to this folder")
     seen = {job.identity("scheduler")}
     deadline = time.monotonic() + WAIT_S
     while len(seen) < 3 and time.monotonic() < deadline:
@@ -153,7 +153,7 @@ def test_failing_scheduler_start_is_reported_once_and_the_job_can_be_stopped(job
     assert shell.text.count("the scheduler was started again") <= 2, shell.text
     recovery.chmod(0o1777)
     job.kill("scheduler")
-    shell.wait_for(r"(?s)reachable again\n.*ended with status 71: .*others may write in it")
+    shell.wait_for(r"(?s)reachable again\n.*ended with status 71: .*other users can write to this folder")
     stop = job.tool("stop")
     assert stop.end() == 0, stop.text
     assert f"the command that follows the job (pid {shell.process.pid}" in stop.text

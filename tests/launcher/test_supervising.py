@@ -241,7 +241,7 @@ def test_start_that_keeps_failing_is_retried_less_often_and_reported_once(
 def test_token_that_others_may_have_written_is_refused(folder: Folder) -> None:
     folder.begin()
     (folder.log_dir / owner.TOKEN_FILE).chmod(0o666)
-    with pytest.raises(StoreError, match="others may write it"):
+    with pytest.raises(StoreError, match="other users can write to this file"):
         owner.read_token(folder.log_dir)
     for text in ("", "00" * 31, "00" * 33, "zz" * 32):
         (folder.log_dir / owner.TOKEN_FILE).unlink()

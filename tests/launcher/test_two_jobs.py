@@ -171,7 +171,9 @@ def test_folder_of_an_ended_job_without_a_journal_neither_shows_nor_stops_a_late
     shell = later.run(*UNTIL_TOLD)
     later.wait_training()
     first, second = started_as(ended)["job"], started_as(later)["job"]
-    both = f"no scheduler of job {first}, which was started in {ended.folder}, answers: .* is the one of job {second} "
+    both = (
+        f"no scheduler of job {first}, which was started in {ended.folder}, answers; the one at .* serves job {second} "
+    )
     for words in (("status",), ("status", "--json")):
         status = ended.tool(*words)
         assert status.end() == UsageError.exit_code, status.text

@@ -249,9 +249,9 @@ def test_process_that_never_calls_init_is_named_while_it_runs(job: ShellJob, tol
     shell.wait_for("2 workers and a scheduler .* started")
     told.fact("the workers' start")
     said = shell.wait_for(r"samebits: workers 0, 1 have run for 15 s .*\n")[0]
-    assert "not called samebits.init()" in said
-    assert "Fix: if the script never makes it, add `import samebits` and `samebits.init()`" in said
-    told.note("a process that runs and never calls samebits.init()", shell, "not called")
+    assert "without calling samebits.init()" in said
+    assert "Fix: if the script never calls it, add `import samebits` and `samebits.init()`" in said
+    told.note("a process that runs and never calls samebits.init()", shell, "without calling")
     shell.send(signal.SIGINT)
     assert shell.end() == 78, shell.text
     assert job.running() == []

@@ -211,7 +211,7 @@ def test_message_is_accepted_once_and_only_unchanged(guarded: Ends, liar: LyingR
     liar.send((liar.session, sealed))
     assert Arrived(liar.session, ASKED) in heard_after(guarded, liar)
     liar.send((liar.session, sealed))
-    assert "repeated; it was dropped" in problem_of(heard_after(guarded, liar))
+    assert "that came through a relay: it is repeated" in problem_of(heard_after(guarded, liar))
     liar.send((liar.session, liar.rank.seal(packed)[:-1] + b"\xc3"))
     assert "forged" in problem_of(heard_after(guarded, liar))
 

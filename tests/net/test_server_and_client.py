@@ -99,12 +99,12 @@ def test_taken_port_is_an_error_that_names_its_holder(ends: Ends) -> None:
         (errno.EADDRINUSE, "(Address already in use): held by ", "set SCHED_PORT to a free port in every process"),
         (
             errno.EACCES,
-            "(Permission denied): this user may not listen on",
+            "(Permission denied), because this user may not listen on",
             "set SCHED_PORT to one from 1024",
         ),
         (
             errno.EADDRNOTAVAIL,
-            "(Cannot assign requested address): it is not an address of this",
+            "(Cannot assign requested address), because this machine does not have",
             "Fix: set SCHED_BIND to",
         ),
         (errno.ENETDOWN, "(Network is down). Fix: set SCHED_BIND to", "or SCHED_PORT to another port"),
@@ -117,9 +117,9 @@ def test_unusable_port_is_reported_with_the_reason_and_the_fix(number: int, foun
 
 
 def test_address_of_another_machine_is_not_checked_here() -> None:
-    with pytest.raises(ListenError, match=r"192\.0\.2\.1 cannot be listened on .* not an address of this machine"):
+    with pytest.raises(ListenError, match=r"192\.0\.2\.1 cannot be listened on .* does not have that address"):
         check_free(["192.0.2.1"], free_port())  # TEST-NET-1 (RFC 5737): belongs to no host
-    with pytest.raises(ListenError, match=r"192\.0\.2\.1 cannot be listened on .* not an address of this machine"):
+    with pytest.raises(ListenError, match=r"192\.0\.2\.1 cannot be listened on .* does not have that address"):
         Server(["192.0.2.1"], free_port(), silence_s=5.0)
 
 
@@ -148,7 +148,7 @@ def test_name_of_another_machine_is_refused_with_the_fix() -> None:
 
 def test_sched_bind_is_used_and_named_if_set() -> None:
     assert listening("192.0.2.1", PORT, "127.0.0.1") == (["127.0.0.1"], PORT)
-    with pytest.raises(ListenError, match=r"^SCHED_BIND=192\.0\.2\.1 is 192\.0\.2\.1, and none of these"):
+    with pytest.raises(ListenError, match=r"^SCHED_BIND=192\.0\.2\.1 resolves to 192\.0\.2\.1, and none of these"):
         listening("127.0.0.1", PORT, "192.0.2.1")
     with pytest.raises(ListenError, match=r"^SCHED_BIND=no-such-host\.invalid cannot be resolved"):
         listening("127.0.0.1", PORT, "no-such-host.invalid")

@@ -104,7 +104,7 @@ def test_number_of_pending_calls_per_process_is_bounded(house: House) -> None:
         patience = threading.Event()
         while len(agent._key_answers) < MAX_OPEN_CALLS:
             assert not patience.wait(0.01)
-        with pytest.raises(KeyValueError, match=r"64 calls of this process are open, the maximum. Fix: "):
+        with pytest.raises(KeyValueError, match=r"already has 64 unfinished calls, the maximum. Fix: "):
             agent.call_keys(GET, PATIENCE_S)
         house.agents[1].call_keys(KeyAsk(KeyOp.PUT, b"w", b"\x01"), PATIENCE_S)
         assert {one.result(PATIENCE_S).version for one in waiting} == {waiting[0].result().version}

@@ -61,7 +61,7 @@ def test_recovery_path_that_others_may_write_is_refused(house: House, mode: int)
     path = house.path / "recovery"
     path.mkdir()
     path.chmod(mode)
-    with pytest.raises(StoreError, match=r"recovery: others may write in it.*Fix: .*chmod go-w"):
+    with pytest.raises(StoreError, match=r"recovery: other users can write to this folder.*Fix: .*chmod go-w"):
         house.scheduler().result(PATIENCE_S)
     assert list(path.iterdir()) == []
 

@@ -216,7 +216,7 @@ def test_journal_keeps_which_worker_was_lost_and_returned(tmp_path: Path) -> Non
 def test_record_of_another_version_is_named_with_the_fix(tmp_path: Path) -> None:
     with Journal.open(tmp_path)[0] as journal:
         journal.append([b"\x91\xcc\xfa"])
-    with pytest.raises(JournalDamagedError, match=r"unknown to this version .* run the version"):
+    with pytest.raises(JournalDamagedError, match=r"this version does not recognize .* run the version"):
         history_of(tmp_path, [b"\x91\xcc\xfa"])
     with pytest.raises(JournalDamagedError, match=str(tmp_path)):
         stored_view(tmp_path)

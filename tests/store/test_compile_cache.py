@@ -35,7 +35,7 @@ def test_folder_that_others_may_write_is_not_used(tmp_path: Path, which: str) ->
     root = tmp_path / "cache"
     folder = folder_of(root, ["torch"])
     (root if which == "root" else folder).chmod(0o777)
-    with pytest.raises(StoreError, match=r"others may write in it \(mode 0777\)"):
+    with pytest.raises(StoreError, match=r"other users can write to this folder \(mode 0777\)"):
         folder_of(root, ["torch"])
 
 

@@ -122,7 +122,7 @@ def test_two_locks_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     with first:
         with pytest.raises(LockedError, match="by this process itself, as first"):
             second.acquire()
-        with pytest.raises(LockedError, match="already held here"):
+        with pytest.raises(LockedError, match="already holds the lock"):
             first.acquire()
         assert first.is_held
     assert read_holder(tmp_path) is None

@@ -64,8 +64,18 @@ def append(folder: Path) -> object:
 
 
 PLANTED: list[tuple[str, Callable[[Path], object], Use, str]] = [
-    ("a folder others write", lambda at: at.chmod(0o777), private.check_folder, "others may write in it (mode 0777)"),
-    ("a folder a group writes", lambda at: at.chmod(0o770), private.make_folder, "others may write in it (mode 0770)"),
+    (
+        "a folder others write",
+        lambda at: at.chmod(0o777),
+        private.check_folder,
+        "other users can write to this folder (mode 0777)",
+    ),
+    (
+        "a folder a group writes",
+        lambda at: at.chmod(0o770),
+        private.make_folder,
+        "other users can write to this folder (mode 0770)",
+    ),
     ("a link to nowhere", lambda at: (at.rmdir(), at.symlink_to("/nowhere")), private.check_folder, "checking"),
     ("a file for a folder", lambda at: (at.rmdir(), at.touch()), private.make_folder, "expected a folder"),
     ("a link for a file, read", lambda at: (at / "log").symlink_to("/etc/passwd"), read_log, "a link or a pipe"),
@@ -73,7 +83,12 @@ PLANTED: list[tuple[str, Callable[[Path], object], Use, str]] = [
     ("a pipe, read", lambda at: os.mkfifo(at / "log"), read_log, "expected a file"),
     ("a pipe, written", lambda at: os.mkfifo(at / "log"), append, "a link or a pipe"),
     ("a folder for a file", lambda at: (at / "log").mkdir(), read_log, "expected a file"),
-    ("a file others write", lambda at: ((at / "log").touch(), (at / "log").chmod(0o666)), read_log, "others may write"),
+    (
+        "a file others write",
+        lambda at: ((at / "log").touch(), (at / "log").chmod(0o666)),
+        read_log,
+        "other users can write",
+    ),
 ]
 
 
@@ -109,5 +124,5 @@ def test_folder_link_planted_by_another_user_is_not_followed(
         os.lchown(link, SOMEBODY, SOMEBODY)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
-    with pytest.raises(StoreError, match=r"a link that belongs to .*, which is not followed"):
+    with pytest.raises(StoreError, match=r"a link that belongs to .*, so it is not followed"):
         private.check_folder(link)

@@ -81,7 +81,7 @@ def test_note_that_others_may_write_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "probe"
     ProbeNote(ME, ProbeState.READY, 1).write(path)
     path.chmod(0o666)
-    with pytest.raises(StoreError, match="others may write"):
+    with pytest.raises(StoreError, match="other users can write"):
         read(path)
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")

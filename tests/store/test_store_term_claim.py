@@ -44,7 +44,7 @@ def test_superseded_scheduler_learns_which_one_has_the_job(tmp_path: Path) -> No
 def test_removed_claim_does_not_hold(tmp_path: Path) -> None:
     claim = TermClaim.take(tmp_path, "scheduler")
     (tmp_path / "term.1").unlink()
-    with pytest.raises(ClaimRemovedError, match=r"term\.1, this scheduler's claim, was removed"):
+    with pytest.raises(ClaimRemovedError, match=r"this scheduler's claim, term\.1, was removed"):
         claim.require()
 
 

@@ -28,12 +28,12 @@ def started(new_job: Callable[..., Job], workers: int, sick: dict[int, str], **s
 @pytest.mark.parametrize(
     ("sickness", "why"),
     [
-        ("wrong", "together with worker [0-3] their sum is wrong, and worker [0-3] does well with others"),
+        ("wrong", "together with worker [0-3] their sum is wrong, and worker [0-3] works well with other nodes"),
         *(
             pytest.param(sickness, why, marks=pytest.mark.thorough)
             for sickness, why in (
                 ("slow", r"it is slow \(computes: 500 ms, the others 50 ms\)"),
-                ("silent", "together with worker [0-3] they get no answer of each other"),
+                ("silent", "together with worker [0-3] they get no answer from each other"),
             )
         ),
     ],
@@ -106,6 +106,6 @@ def test_of_two_nodes_with_a_wrong_sum_neither_trains_and_the_reason_is_given(ne
     job = started(new_job, 2, {1: "wrong"})
     assert [job.worker(node).wait(ENDS_S) for node in range(2)] == [PreflightError.exit_code] * 2
     for node in range(2):
-        assert job.matches(node, "their sum is wrong, and no other pair tells which of the two it is. Fix: ")
+        assert job.matches(node, "their sum is wrong, and no other pair shows which of the two is at fault. Fix: ")
     job.scheduler.wait(ENDS_S)
     assert job.matches("scheduler", "their sum is wrong")

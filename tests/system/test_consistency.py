@@ -98,7 +98,7 @@ def test_script_that_repeats_the_difference_ends_the_job(new_job: Callable[..., 
     job = new_job("--flip", "1:17", "--always", script=SCRIPT, workers=3, settings=COMPARED)
     job.start()
     assert set(job.wait_ended().values()) == {UnequalError.exit_code}, job.tails()
-    (said,) = job.matches("scheduler", "the job ends: .*after the rollback the same difference came again")
+    (said,) = job.matches("scheduler", "the job ends: .*the same difference appeared again after the rollback")
     print(said.string)
     assert not any(job.finals_of(job.log(rank)) for rank in job.ranks)
 

@@ -108,7 +108,9 @@ def test_outage_of_the_whole_etcd_loses_nothing_and_is_reported(
             job.wait_for("scheduler", why)
             job.wait_until(lambda: re.search(why, lines()), "the reason from `samebits follow`")
             shown = told(job, "status")
-            assert re.search(r"no member of the etcd has answered for 1 s .* Fix: bring a majority", shown), shown
+            assert re.search(r"no member of the etcd cluster has answered for 1 s .* Fix: bring a majority", shown), (
+                shown
+            )
             for member in cluster.members:
                 cluster.start(member)
             cluster.wait_ready()

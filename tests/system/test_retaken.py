@@ -155,7 +155,7 @@ def test_check_finds_in_new_processes_what_only_the_first_step_sets(shell: Shell
     first = 'os.environ.setdefault("FIRST", str(float(x.mean()))); x = x - float(os.environ["FIRST"])'
     script = HEALTHY.replace("optimizer.zero_grad()", f"optimizer.zero_grad(); {first}")
     assert shell.run("first", script, "--check") == HiddenStateError.exit_code
-    assert "step 17 came out different in state.model." in shell.output
+    assert "step 17 differed in state.model." in shell.output
     assert "when new processes continued from a checkpoint" in shell.output
 
 
@@ -180,7 +180,7 @@ def test_job_that_repeats_steps_ends_with_the_same_bits(shell: Shell) -> None:
 def test_job_with_hidden_state_ends_before_it_trains_further(shell: Shell) -> None:
     assert shell.run("hidden", SCRIPT, HIDDEN_STATE="stop") == HiddenStateError.exit_code
     assert f"hidden state: seen (train.py:{LINE}) changed outside the state" in shell.output
-    assert "step 5, taken twice from the same commit, came out different" in shell.output
+    assert "two runs of step 5 from the same commit differ" in shell.output
     assert shell.finals("hidden") == []
 
 

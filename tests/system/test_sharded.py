@@ -45,7 +45,7 @@ def test_kills_return_all_to_the_newest_common_point_and_change_no_bit(
 ) -> None:
     """One in a backward pass, one between two steps, one after the end; the reference is torch alone."""
     job = ended_as_torch_alone(new_job, tmp_path, KILLS, interval=4, copy_every="off")
-    assert job.matches(2, "goes back from step 10 to step 8: 2 to be done again")
+    assert job.matches(2, "goes back from step 10 to step 8: 2 to be repeated")
     # Whether the others had committed step 14 when the first rank to do so was killed varies.
     assert job.matches(2, r"continues from step 12, .*from every rank's own checkpoint \(step 1[34] is not held by all")
     assert job.matches(2, "training has already finished: loaded the final state, step 20")
@@ -63,7 +63,7 @@ def test_a_killed_process_costs_at_most_one_step_if_every_commit_is_copied(
     assert [int(one[2]) for one in begun[:4]] == [3, 6, 9, 12], job.tails()
     assert int(begun[4][2]) in (15, 16)  # whether the others had committed step 16 varies
     assert job.matches("scheduler", "in the memory of ranks 0 and 2, in the shared-memory copy of rank 1$")
-    redone = [found[1] for rank in job.ranks for found in job.matches(rank, r"(\d+) to be done again")]
+    redone = [found[1] for rank in job.ranks for found in job.matches(rank, r"(\d+) to be repeated")]
     assert set(redone) <= {"1"}, job.tails()
     assert len(job.matches(0, "seated:")) == 1  # a survivor keeps its process
     assert not job.memory_rooms()

@@ -156,7 +156,7 @@ def test_dead_spare_changes_nothing_and_one_that_was_not_needed_runs_no_script(
     job.wait_for("scheduler", r"spare 4 .* is lost")
     assert job.finish() == undisturbed(*TRAINED)
     assert steps(job, 5) == [] and not job.matches(5, "final step=")
-    job.wait_for(5, "this spare was not needed: it ends without the rest of the script")
+    job.wait_for(5, "this spare was not needed: it exits without running the rest of the script")
     for node in (0, 1, 2, 3):
         assert len(job.matches(node, "generation 1:")) == 1
         assert job.matches(node, "generation 2:") == []
@@ -206,7 +206,9 @@ def test_worker_with_a_full_disk_leaves_for_a_spare(
     job.open_gates(0)
     assert job.worker(1).wait(WAIT_S) == LEFT_BY_SIGTERM
     job.gone.add(1)
-    job.wait_for("scheduler", "worker 1 is asked to leave at its next commit, and spare 4 is warm: the disk of /")
+    job.wait_for(
+        "scheduler", "worker 1 is asked to leave at its next commit, and warm spare 4 takes its place: the disk of /"
+    )
     assert "asked to leave: the disk of /" in job.wait_for(1, "asked to leave: ").string
     assert job.finish() == undisturbed(*TRAINED)
     assert job.matches(4, r"generation \d+: rank 1 of 4"), "the spare has its rank"

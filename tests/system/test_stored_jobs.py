@@ -85,5 +85,5 @@ def test_stored_job_resumes_to_its_end(new_job: Callable[..., Job]) -> None:
     assert (recovery / JOURNAL_FILE).exists()
     job.start()
     job.wait_finished()
-    assert job.matches(0, "an earlier release has stored this job")
+    assert job.matches(0, "this job was started by an earlier release")
     job.wait_for(0, r"generation 3: rank 0 of 2 continues from step 6, .*\(restore point: step 6 of generation 2")

@@ -61,7 +61,9 @@ def test_spare_gets_the_stragglers_slot_with_the_undisturbed_bits(
     )
     watched(job)
     job.start()
-    job.wait_for("scheduler", rf"worker {SLOW} is asked to leave at its next commit, and spare 2 is warm: {NAMED}")
+    job.wait_for(
+        "scheduler", rf"worker {SLOW} is asked to leave at its next commit, and warm spare 2 takes its place: {NAMED}"
+    )
     job.wait_for("scheduler", rf"spare 2 .* takes slot {SLOW} of worker {SLOW}")
     job.gone.add(SLOW)
     job.wait_generation(2, [0, 2])

@@ -1,1 +1,1 @@
-"""The record of a job: its events, and the statistics computed from them."""
+"""The history of a job: its events, and statistics computed from them."""

@@ -1,7 +1,7 @@
 """Write the scheduler's events to disk as lines of JSON, and read them back.
 
-The scheduler's loop calls the writer once per pass, after records are durable and messages are sent. A failure of the
-writer loses events and has no other effect.
+The scheduler's loop calls the writer once per pass, after records are durable and messages are sent. If the writer
+fails, events are lost, and nothing else is affected.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from samebits.store.text_log import EventLog, read_lines
 
 
 class EventWriter:
-    """Writes the events of one start of the scheduler.
+    """Writes the events of one scheduler start.
 
     Args:
         directory: RECOVERY_PATH; None to store no events.
         core: the source of the events.
         zero_s: the Unix time at which the clock of ``core`` showed 0.
         warn: prints a line about a file that cannot be written.
-        gateway: a client of the etcd that holds a copy of the events, if there is one; used by this writer only.
+        gateway: a client of the etcd cluster with a copy of the events, if there is one; used by this writer only.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class EventWriter:
             self._log.append([line_of(event) for event in events])
 
     def begin_again(self) -> None:
-        """Reopen the file, whose folder may have been removed."""
+        """Reopen the file, because its folder may have been removed."""
         if self._log is not None:
             self._log.close()
 
@@ -82,7 +82,7 @@ def line_of(event: JobEvent) -> str:
 
 
 def events_in(lines: Iterable[str]) -> list[JobEvent]:
-    """Return the events in these lines; lines without a valid event are skipped."""
+    """Parse events from lines. Lines without a valid event are skipped."""
     found = []
     for line in lines:
         try:
@@ -95,7 +95,7 @@ def events_in(lines: Iterable[str]) -> list[JobEvent]:
 
 
 def read_events(recovery_path: Path) -> list[JobEvent]:
-    """Return the job's events and user requests, oldest first; empty if there are none.
+    """Return the job's events and user requests, oldest first; [] if there are none.
 
     Raises:
         StoreError: the disk reports an error, or a file belongs to another user.
@@ -113,7 +113,7 @@ def asked_events(recovery_path: Path) -> list[JobEvent]:
 
 
 def merged(events: Iterable[JobEvent], asked: Iterable[JobEvent]) -> list[JobEvent]:
-    """Merge both sequences by time, keeping the order within each."""
+    """Merge both sequences by time. The order within each is kept."""
     return list(heapq.merge(events, asked, key=lambda event: event.at))
 
 

@@ -1,6 +1,6 @@
 """Define a job's events, and derive them from the scheduler's passes.
 
-The history, the page, the metrics and the report all read these events. They are derived from one pass of a scheduler:
+The history, the page, the metrics and the report all use these events. They are derived from each pass of a scheduler:
 from its records, its messages, and the few heartbeats that report a new activity. The scheduler produces these in any
 case, so a lost event changes no decision.
 """
@@ -108,7 +108,7 @@ class JobEvent:
                 object.__setattr__(self, name, printable(text))
 
     def plain(self) -> dict[str, Any]:
-        """Return the event for JSON, without empty fields."""
+        """Return the event as values for JSON, without empty fields."""
         head = {"kind": str(self.kind), "at": round(self.at, 6), "term": self.term}
         tail = {"generation": self.generation, "step": self.step, "node": self.node, "text": self.text}
         return {**head, **{name: value for name, value in tail.items() if value}, **self.more}
@@ -121,7 +121,7 @@ _HEAD = ("kind", "at", "term", "generation", "step", "node", "text")
 
 
 def event_in(plain: object) -> JobEvent | None:
-    """Return the event read from JSON; None if it is invalid or unknown to this version."""
+    """Parse an event from JSON, or return None if it is invalid or unknown to this version."""
     if not isinstance(plain, dict) or not isinstance(plain.get("kind"), str) or plain["kind"] not in _KINDS:
         return None
     at, numbers = plain.get("at"), [plain.get(name, 0) for name in ("term", "generation", "step")]
@@ -231,9 +231,9 @@ class Chronicle:
         return min(max(share, SHORTEST_SAMPLE_S), LONGEST_SAMPLE_S)
 
     def _take_stall(self, sender: Credential, stalled_s: float) -> None:
-        """Count newly reported waits of a process.
+        """Count newly reported waiting times of a process.
 
-        The first report of a process seated by an earlier scheduler start is not counted again.
+        The first report of a process that an earlier scheduler start had seated is not counted again.
         """
         node, incarnation = sender.node, sender.incarnation
         since, before = self._stalled_s.get(node, (incarnation, stalled_s))
@@ -243,7 +243,7 @@ class Chronicle:
             self._waited_s[node] = self._waited_s.get(node, 0.0) + grown
 
     def _stalls(self, kind: EventKind) -> dict[str, float]:
-        """Return how long the slowest rank's steps waited for saves, beyond what earlier events state."""
+        """Return how long the slowest rank's steps waited for saves since the earlier events."""
         if kind not in STALLS_TOLD:
             return {}
         waited_s = max(self._waited_s.values(), default=0.0)
@@ -253,14 +253,14 @@ class Chronicle:
     def _tell_committed(self, now: float) -> None:
         """Record the committed point.
 
-        There may be many points per second, so they are sampled like steps.
+        There may be many points per second, so only samples are recorded, as for steps.
         """
         if self._committed is not None:
             self._add(EventKind.COMMITTED, now, more={"point": self._committed})
             self._committed, self._committed_at = None, now
 
     def _look(self) -> None:
-        """Update the current step from a sample of the members, which are within a step of each other."""
+        """Update the current step from a sample of the members, which differ by at most one step."""
         committed = self._state.generation
         members = committed.members[:64] if committed is not None else ()
         self._step = max((self._step_of(node) for node, _ in members), default=0)
@@ -353,7 +353,7 @@ class Chronicle:
             self._add(kind, now, node, text, more)
 
     def _slot(self, node: str) -> dict[str, int]:
-        """Return the node's slot, for an event; empty if the node lost it in the same pass."""
+        """Return the node's slot for an event, or {} if the node has lost it in the same pass."""
         seat = self._state.seats.get(node)
         if seat is None:
             return {}
@@ -376,7 +376,10 @@ class Chronicle:
         )
 
     def _note_round(self, sends: Iterable[Send], now: float) -> None:
-        """Record an opened or hardened round, and add the restore's source to its generation."""
+        """Record a round that was opened or became urgent.
+
+        Also add the source of the restore point to the generation.
+        """
         restores = None
         for send in sends:
             message = send.message

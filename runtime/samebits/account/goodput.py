@@ -1,8 +1,8 @@
-"""Assign every microsecond of a job's time to one named bucket, from the events alone.
+"""Assign every microsecond of a job's time to one category, from the events alone.
 
-A single mark moves along the time line, and all time that it passes is added to exactly one bucket. So the buckets add
-up to the wall time. The mark passes time whose use is still unknown, such as the scheduler's absence while workers may
-train, only once later events show how it was used.
+A single mark moves along the time line, and all time that it passes is added to exactly one category. The categories
+therefore add up to the wall time. If the use of some time is not known yet, such as the scheduler's absence while
+workers may train, the mark passes it only when later events show how it was used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BADPUT_TYPES = {
 
 
 def badput_s(buckets_s: Mapping[str, float]) -> dict[str, float]:
-    """Sum the seconds of buckets by their ``BadputType``."""
+    """Add up the seconds of categories by their ``BadputType``."""
     found: dict[str, float] = {}
     for bucket, name in BADPUT_TYPES.items():
         if bucket in buckets_s:
@@ -60,7 +60,7 @@ class _Stage(enum.StrEnum):
 
 @dataclass(slots=True)
 class Goodput:
-    """Accumulates all events in order, and returns the totals."""
+    """Processes all events in order, and returns the totals."""
 
     began_us: int | None = None
     mark_us: int = 0  # everything before is in a bucket
@@ -75,7 +75,7 @@ class Goodput:
     totals_us: dict[str, int] = field(default_factory=dict)
 
     def add(self, event: JobEvent) -> None:
-        """Add one event; a clock that was set back counts as paused."""
+        """Process one event. A clock that was set back counts as paused."""
         at = max(self.seen_us, round(event.at * 1e6))
         if event.kind is EventKind.ASKED:
             return
@@ -110,7 +110,7 @@ class Goodput:
                 self._set_missing(at, event, missing=False)
 
     def buckets(self, until: float | None = None) -> dict[Bucket, int]:
-        """Return microseconds by bucket, up to the later of the last event and ``until`` (Unix time)."""
+        """Return microseconds by category, up to ``until`` (Unix time) or the last event, whichever is later."""
         found = {bucket: self.totals_us.get(bucket, 0) for bucket in Bucket}
         if self.began_us is not None:
             trains = self.stage in (_Stage.TRAINING, _Stage.AWAY)
@@ -129,7 +129,7 @@ class Goodput:
         return self.seen_us if self.stage == _Stage.OVER else max(self.seen_us, round((until or 0) * 1e6))
 
     def carried(self) -> dict[str, Any]:
-        """Return the state as plain values, for the first event after a dropped file."""
+        """Return the state as plain values, which are stored in the first event after a file is dropped."""
         return {
             **{name: getattr(self, name) for name in _CARRIED},
             "missing": sorted(self.missing),
@@ -175,9 +175,10 @@ class Goodput:
         self.mark_us = at
 
     def _pass_training(self, at: int, step: int) -> None:
-        """Pass training time.
+        """Add training time.
 
-        Steps seen before count as redone. All steps of one sample are assumed to take equally long.
+        Time for steps that had already been done counts as redone. All steps of one sample are assumed to take equally
+        long.
         """
         stalled = min(self.owed_us, at - self.mark_us)
         self.owed_us -= stalled
@@ -194,7 +195,7 @@ class Goodput:
         self.high_step = max(self.high_step, step)
 
     def _break(self, at: int, step: int) -> None:
-        """End the current activity; the members then form a new generation."""
+        """End the current activity. The members then form a new generation."""
         went_on = self.stage == _Stage.AWAY and step > self.sample_step
         if self.stage == _Stage.TRAINING or went_on:
             self._pass_training(at, step)
@@ -252,7 +253,7 @@ def goodput_of(events: Iterable[JobEvent]) -> Goodput:
 
 
 def _us_of(ms: object) -> int:
-    """Return milliseconds from a file as microseconds, limited to an hour."""
+    """Convert milliseconds from a file to microseconds, limited to an hour."""
     return round(min(max(ms, 0), 3_600_000) * 1000) if isinstance(ms, int | float) and ms == ms else 0
 
 

@@ -1,7 +1,7 @@
 """Read a job's events, and compute its statistics: time spent, goodput, recoveries.
 
 The page, the metrics, the report and the commands all show these statistics, so they agree. A reader that follows the
-event log remembers the last line, so that it repeats nothing when a file is rotated.
+event log remembers the last line, so it repeats nothing when a file is rotated.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EventStream:
         return [event for event in merged(events_in(lines), new) if event.kind is not EventKind.CARRIED]
 
     def all(self, *, follows: bool, sleep: Callable[[float], object] = time.sleep) -> Iterator[JobEvent]:
-        """Yield every event; with ``follows``, also new ones until the job is finished."""
+        """Yield every event and, with ``follows``, also new ones until the job is finished."""
         quiet, is_finished = 0, False
         while True:
             events = self.new()
@@ -67,7 +67,7 @@ class EventStream:
 
 
 class RecoveryFeed:
-    """The recoveries of the job in this folder that end after this object was created.
+    """The recoveries of the job in this folder that end from now on.
 
     Attributes:
         over: these recoveries, according to the events read so far.
@@ -83,7 +83,7 @@ class RecoveryFeed:
         self.over.clear()
 
     def new(self) -> list[Recovery]:
-        """Return the recoveries that ended since the last call; none if the events cannot be read."""
+        """Return the recoveries that have ended since the last call, or [] if the events cannot be read."""
         with contextlib.suppress(StoreError):
             for event in self._stream.new():
                 self._fold.add(event)
@@ -108,8 +108,8 @@ def required_events(recovery_path: Path) -> list[JobEvent]:
     events = read_events(recovery_path)
     if not events:
         raise UsageError(
-            f"RECOVERY_PATH={recovery_path} holds no events. Fix: change to the folder the job was started in; a job "
-            "has a history where ENABLE_RECOVERY=1"
+            f"RECOVERY_PATH={recovery_path} holds no events. Fix: change to the folder the job was started in; "
+            "only jobs with ENABLE_RECOVERY=1 have a history"
         )
     return events
 
@@ -146,7 +146,7 @@ def account(events: Sequence[JobEvent], now: float | None = None) -> dict[str, A
 
 
 def summary(events: Sequence[JobEvent], heard: int = 0, *, has_steps: bool = True) -> list[str]:
-    """Return a few lines for people: progress, time, the slowest recoveries and time buckets.
+    """Return a few lines for people: progress, time, the slowest recoveries, and time by category.
 
     Args:
         events: as in :func:`account`.
@@ -188,7 +188,7 @@ _PHASES = {
 
 
 def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:
-    """Return one recovery as a line, in the form used everywhere."""
+    """Return a line about one recovery, which has the same form everywhere."""
     at = time.strftime("%H:%M:%S", time.localtime(row.noticed_at))
     phases = ", ".join(f"{_PHASES[name]} {duration(ms / 1000)}" for name, ms in row.phases().items() if ms >= 0.5)
     began = "training began" if row.is_first_start else "trained again"
@@ -202,7 +202,7 @@ def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:
 
 @dataclass(slots=True)
 class StepColumn:
-    """Computes the step to show with each of a job's events, in order.
+    """Computes the step to show with each event, in order.
 
     An event has the step that its scheduler start knew of, which may be lower than in earlier events.
     """
@@ -245,7 +245,7 @@ def line(event: JobEvent, *, step: int | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration such as ``90 ms``, ``4.2 s``, ``3 min 5 s`` or ``2 h 10 min``."""
+    """Format a duration, such as ``90 ms``, ``4.2 s``, ``3 min 5 s`` or ``2 h 10 min``."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:

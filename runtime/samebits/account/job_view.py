@@ -1,8 +1,8 @@
 """Structs for a job's state at one moment, from its scheduler or its journal.
 
-Everything that watches a job reads these structs: followers, ``samebits status`` and ``ps``, the page, the metrics.
-``samebits.service.status`` creates them, and packs them into messages and unpacks them. The names in messages and in
-``samebits status --json`` are the fields' encoded names; a field that an older scheduler does not send has a default.
+Everything that displays a job uses these structs: followers, ``samebits status`` and ``ps``, the page, the metrics.
+``samebits.service.status`` creates them, and converts them to and from messages. The names in messages and in
+``samebits status --json`` are the fields' encoded names. A field that an older scheduler does not send has a default.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ JOURNAL, SCHEDULER = "journal", "scheduler"
 
 
 class PresenceState(Enum):
-    """A worker's presence, as seen by its scheduler.
+    """Whether a worker is present, as seen by its scheduler.
 
-    The last two are used only if no scheduler is running (``seen_view``).
+    The last two values are used only if no scheduler is running (``seen_view``).
     """
 
     ALIVE = "alive"
@@ -35,7 +35,7 @@ class PresenceState(Enum):
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """A node and its latest process.
+    """A node and its last process.
 
     Attributes:
         slot: the node's slot; None for a spare, and for a node that lost its slot.
@@ -59,12 +59,12 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> ProcessIdentity:
-        """Return the identity of the node's latest process."""
+        """Return the identity of the node's last process."""
         return ProcessIdentity(self.pid, self.started_at)
 
 
 class Interruption(msgspec.Struct, frozen=True):
-    """One end of the job that left it unfinished.
+    """A stop of the job that left it unfinished.
 
     Attributes:
         label: the label of ``kind``.
@@ -97,7 +97,7 @@ class Interruption(msgspec.Struct, frozen=True):
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """The nodes to examine in a standstill; ``silent`` are the culprits that send no reports."""
+    """The nodes to inspect in a standstill. ``silent`` are those that cause it and send no reports."""
 
     step: int
     culprits: tuple[str, ...]
@@ -106,7 +106,7 @@ class Stall(msgspec.Struct, frozen=True):
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's state.
+    """The state of a job at one moment.
 
     Attributes:
         source: JOURNAL or SCHEDULER.
@@ -168,7 +168,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         return f"job {self.job}" + (f" ({self.name})" if self.name else "")
 
     def plain(self) -> dict[str, Any]:
-        """Return the fields that the source provides, for JSON."""
+        """Return the fields that the source provides, as values for JSON."""
         content: dict[str, Any] = msgspec.to_builtins(self)
         unknown = _OF_A_SCHEDULER if self.from_journal else _OF_A_JOURNAL
         for name in unknown if self.address else (*unknown, "address"):
@@ -180,13 +180,13 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     def with_nodes_of(self, earlier: JobView) -> JobView:
         """Return this state with the nodes of an earlier one.
 
-        A pushed snapshot of a large job has no nodes.
+        A pushed snapshot of a large job contains no nodes.
         """
         return msgspec.structs.replace(self, workers=earlier.workers, spares=earlier.spares, retired=earlier.retired)
 
     @property
     def from_journal(self) -> bool:
-        """Return whether no scheduler answered, so that only seats are known and not processes."""
+        """Return whether no scheduler answered, so that seats are known but processes are not."""
         return self.source == JOURNAL
 
     @property
@@ -196,7 +196,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_one_size(self) -> bool:
-        """Return whether the world neither shrinks nor grows."""
+        """Return whether the number of workers is fixed."""
         return self.min_world_size == self.max_world_size
 
     def node(self, name: str | None) -> WorkerView | None:
@@ -204,11 +204,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         return next((one for one in self.nodes if one.node == name), None)
 
     def is_spare(self, node: str | None) -> bool:
-        """Return whether the node is a spare, by its entry or, without one, by its number."""
+        """Return whether the node is a spare, according to its entry or, if it has none, its number."""
         known = self.node(node)
         return known in self.spares if known is not None else names_spare(node, self.max_world_size)
 
 
 def names_spare(node: str | None, max_world_size: int) -> bool:
-    """Return whether this node id, by its number, is that of a spare."""
+    """Return whether a node with this ID is a spare, according to its number."""
     return node is not None and node.isdecimal() and int(node) >= max_world_size > 0

@@ -2,7 +2,7 @@
 
 A recovery lasts from the first loss (or the round, if no member was lost) until every member of the next generation
 trains. Further losses in that time belong to the same recovery. A loss before the first step counts as well. If the job
-ends during a recovery, the recovery is dropped: a user who restarts an ended job resumes it, which is not a recovery.
+ends during a recovery, the recovery is dropped, because restarting an ended job is not a recovery.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Recovery:
 
     @property
     def total_ms(self) -> float | None:
-        """Return the time until training in ms; None during the recovery.
+        """Return the time until training in ms, or None during the recovery.
 
         A clock that was set back counts as paused.
         """
@@ -59,11 +59,11 @@ class Recovery:
 
     @property
     def steps_lost(self) -> int:
-        """Return how many completed steps had to be repeated; a lower bound with ``all_lost``."""
+        """Return how many completed steps had to be repeated; this is a lower bound with ``all_lost``."""
         return 0 if self.restore_step is None else max(0, self.step - self.restore_step)
 
     def steps_lost_text(self) -> str:
-        """Return the lost steps as a text, such as ``no step``, ``3 steps`` or ``at least 3 steps``."""
+        """Return a text about the lost steps, such as ``no step``, ``3 steps`` or ``at least 3 steps``."""
         if self.all_lost:
             return f"at least {counted(self.steps_lost, 'step')}" if self.steps_lost else "an unknown number of steps"
         return counted(self.steps_lost, "step") if self.steps_lost else "no step"
@@ -101,7 +101,7 @@ class _Stage(enum.Enum):
 
 @dataclass(slots=True)
 class Recoveries:
-    """Accumulates events into ``rows``; a recovery in progress is the last row."""
+    """Collects recoveries from events in ``rows``. A recovery in progress is the last row."""
 
     rows: list[Recovery] = field(default_factory=list)
     _open: Recovery | None = None
@@ -140,14 +140,17 @@ class Recoveries:
                 self._go_on(self._open, event)
 
     def _interrupts(self, event: JobEvent) -> bool:
-        """Return whether this loss or round begins a recovery; before the first training, only a loss does."""
+        """Return whether this loss or round begins a recovery.
+
+        Before the first training, only a loss does.
+        """
         if event.more.get("spare"):
             return False
         is_start = self._stage is _Stage.STARTING and event.kind is EventKind.LOST
         return self._stage is _Stage.TRAINED or is_start
 
     def _reach(self, event: JobEvent) -> None:
-        """Update the highest known step, which a newly started scheduler does not know."""
+        """Update the highest known step, because a newly started scheduler does not know it."""
         match event.kind:
             case EventKind.GENERATION:
                 self._formed = int(_number(event.more.get("members")))
@@ -173,7 +176,7 @@ class Recoveries:
         self._go_on(row, event)
 
     def _explain(self, event: JobEvent) -> None:
-        """Replace the cause of the last recovery that began with this node's loss."""
+        """Replace the cause of the last recovery, if it began with the loss of this node."""
         rows = [*self.rows, *([self._open] if self._open is not None else [])]
         row = next((one for one in reversed(rows) if one.lost[:1] == [event.node]), None)
         if row is not None:
@@ -218,7 +221,7 @@ class Recoveries:
 
 
 def loss_of(event: JobEvent) -> str:
-    """Return a loss as a sentence, such as ``worker 1 was killed by …`` or ``worker 1: its process is gone``."""
+    """Describe a loss, such as ``worker 1 was killed by …`` or ``worker 1: its process is gone``."""
     is_predicate = event.text.startswith(("was ", "is ", "ended ", "failed "))
     return f"worker {event.node}{' ' if is_predicate else ': '}{event.text}"
 

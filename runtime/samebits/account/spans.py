@@ -1,7 +1,7 @@
 """Convert a job's events to spans for a tracing system.
 
-No step ever waits for a trace, because only recorded events are read. A span is emitted once both of its ends are
-known, so rereading the events, or reading them incrementally, gives the same spans, each once.
+No step ever waits for a trace, because only recorded events are read. A span is emitted once its start and end are
+known. Reading the events again, or incrementally, therefore gives the same spans, each once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Span:
 
 @dataclass(slots=True)
 class Spans:
-    """Accumulates events; ``add`` returns the spans that end with an event."""
+    """Converts events to spans. ``add`` returns the spans that end with an event."""
 
     job: str = ""
     _seated_from: float | None = None  # the scheduler's start, until its first round
@@ -35,7 +35,7 @@ class Spans:
     _recoveries: Recoveries = field(default_factory=Recoveries)
 
     def add(self, event: JobEvent) -> list[Span]:
-        """Add one event; return the spans that it ends."""
+        """Process one event, and return the spans that it ends."""
         if type(job := event.more.get("job")) is str:
             self.job = job
         self._recoveries.add(event)
@@ -74,7 +74,7 @@ class Spans:
         return [self._span("form", began_at, event, last_to_join=str(event.more.get("last", "")), **more)]
 
     def _committed(self, event: JobEvent) -> list[Span]:
-        """Return the span since the last point or the start of training, with the time that steps waited."""
+        """Return the span since the last point or the start of training, with the time that steps have waited."""
         began_at, self._committed_at = self._committed_at, event.at
         if began_at is None:
             return []

@@ -79,7 +79,9 @@ def main(arguments: Sequence[str]) -> int:
                 _say("the job has finished")
                 break
             if view is None or not found.scheduler_serves:
-                trouble = _said_once(trouble, "no scheduler of this job answers: its size stays until one does")
+                trouble = _said_once(
+                    trouble, "no scheduler of this job answers, so its size does not change until one does"
+                )
                 continue
             decision = scaler.decide(
                 meter.read(view, time.monotonic(), options.room or room_for(job_spec.read(log_dir), settings, devices))
@@ -98,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def room_for(kept: JobSpec | None, settings: Settings, devices: int) -> int | None:
-    """Return how many workers there is room for: on the discovered hosts, else on this machine's accelerators.
+    """Return how many workers there is room for: on the discovered hosts, or on this machine's accelerators.
 
     Returns:
         None if that is unknown: the script has not answered, or there is neither a script nor an accelerator.
@@ -201,23 +203,24 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _name(text: str) -> str:
-    """Return a name that Kubernetes accepts (RFC 1123)."""
+    """Convert a text to a name that Kubernetes accepts (RFC 1123)."""
     if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", text):
         raise argparse.ArgumentTypeError(f"{text[:80]!r}: expected lower-case letters, digits, '-' and '.'")
     return text
 
 
 class Meter:
-    """Measure the job between two looks. ``queue_file`` holds one number that replaces the workers' reports."""
+    """Measures the job between two readings. If ``queue_file`` is given, its number replaces the workers' reports."""
 
     def __init__(self, queue_file: Path | None) -> None:
         self._queue_file = queue_file
         self._before: tuple[float, int, int] | None = None  # time, generation and step of the last look
 
     def read(self, view: JobView, now_s: float, room: int | None) -> LoadReading:
-        """Return the current reading. Speed is steps per second times workers; None after a change of generation.
+        """Return the current measurements.
 
-        Speed is also None if nothing waits in the queue, since workers may then take steps without work.
+        Speed is in steps per second times workers. It is None after a change of generation, and if nothing waits in the
+        queue, because workers may then take steps without work.
         """
         before, self._before = self._before, (now_s, view.generation, view.step)
         speed = None
@@ -246,12 +249,12 @@ class Meter:
 
 
 def _mean(shares: Sequence[float]) -> float | None:
-    """Return the workers' mean, at most 1; None if no worker reports a value."""
+    """Return the mean of the workers' values, at most 1, or None if no worker reports a value."""
     return min(1.0, max(0.0, sum(shares) / len(shares))) if shares else None
 
 
 def _reported(alive: Sequence[WorkerView]) -> float | None:
-    """Return the queue length that the reporting worker with the lowest slot gives (``samebits.report``)."""
+    """Return the queue length that the worker with the lowest slot reports (``samebits.report``), or None."""
     waits = next((one.figures["queue"] for one in alive if "queue" in one.figures), None)
     return None if waits is None else max(0.0, waits)
 

@@ -1,6 +1,6 @@
 """``samebits clean``: remove what jobs of this folder left behind: checkpoints in memory and folders moved aside.
 
-Only what was listed with its path and size is removed, and only while the job has no process. Files of other users,
+Only items that were listed with path and size are removed, and only while the job has no process. Files of other users,
 jobs and folders are ignored.
 """
 
@@ -38,7 +38,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Something that may be removed; ``job`` is the owner of memory, and empty for a folder or a file."""
+    """An item that may be removed. ``job`` is the owner of memory, and empty for a folder or file."""
 
     path: Path
     size_bytes: int
@@ -89,7 +89,7 @@ def memory_of(job: str) -> list[Left]:
 
 
 def memory_line(job: str) -> str:
-    """Return how much memory a job's checkpoints take on this host, as a sentence; empty if they take none."""
+    """Return a sentence about the memory that a job's checkpoints take on this host, or "" if they take none."""
     size_bytes = sum(one.size_bytes for one in memory_of(job))
     if not size_bytes:
         return ""
@@ -97,7 +97,7 @@ def memory_line(job: str) -> str:
 
 
 def shown(left: Sequence[Left], settings: Settings) -> list[str]:
-    """Return one line for each item that may be removed, and what its removal means for the job."""
+    """Return a line for each item that may be removed, with what its removal means for the job."""
     if not left:
         return ["samebits: there is nothing to free in this folder"]
     lines = [f"  {spoken_size(one.size_bytes):>10}  {one.path} ({one.what})" for one in left]
@@ -109,7 +109,7 @@ def shown(left: Sequence[Left], settings: Settings) -> list[str]:
 
 
 def _without_memory(view: JobView, settings: Settings) -> str:
-    """Return what a recovery loses without the job's memory; empty if the memory holds no point."""
+    """Return what a recovery loses without the job's memory, or "" if the memory holds no point."""
     newest = checkpoints.newest_in_memory(checkpoints.SHARED_MEMORY, view.job)
     if newest is None:
         return ""
@@ -160,7 +160,7 @@ def spoken_size(size_bytes: int) -> str:
 
 @contextlib.contextmanager
 def _nothing_lives(settings: Settings) -> Iterator[None]:
-    """Hold the job's lock, so that no process of the job starts meanwhile.
+    """Context manager that holds the job's lock, so that no process of the job starts in the meantime.
 
     Raises:
         LockedError: a process of the job runs.

@@ -1,4 +1,7 @@
-"""``samebits cluster``: hosts on this machine that can be cut off, killed and healed, for users without a cluster."""
+"""``samebits cluster``: simulate several hosts on this machine that can be cut off, killed and healed.
+
+This is for users without a cluster.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,7 @@ def _free_port() -> int:
 
 
 def _start_page(cluster: Cluster) -> str:
-    """Start the page on this machine's loopback address; return a sentence about it."""
+    """Start the page on this machine's loopback address, and return a sentence about it."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         return f"no page, because {' and '.join(missing)} is missing. Fix: pip install 'samebits[dashboard]'"

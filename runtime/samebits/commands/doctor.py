@@ -1,7 +1,8 @@
 """``samebits doctor``: check what a job needs on this machine.
 
-Each check is one function that returns findings. Nothing is changed and torch is not imported. A negative finding ends
-with the command that fixes it. With several network interfaces, a check reports if a faster one is unused.
+Each check is a function that returns findings. Nothing is changed and torch is not imported. A finding about a problem
+ends with the command that fixes it. If the machine has several network interfaces, a check reports a faster one that is
+not used.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ def interfaces(system: Path = SYSTEM) -> list[Interface]:
 
 
 def slower(used: str, known: list[Interface]) -> tuple[Interface, Interface] | None:
-    """Return the interface with this address and a faster one; None if there is none, or if speeds are unknown."""
+    """Return the interface with this address and a faster one.
+
+    Return None if there is no faster one, or if speeds are unknown.
+    """
     ours = next((one for one in known if used in one.addresses), None)
     if ours is None or ours.mbit is None:
         return None
@@ -167,7 +171,7 @@ def python() -> DoctorFinding:
 
 
 def torch() -> DoctorFinding:
-    """Check the installed torch by its metadata, since importing torch takes seconds."""
+    """Check the installed version of torch from its metadata, because importing torch takes seconds."""
     fix = "bash scripts/setup.sh"
     try:
         version = importlib.metadata.version("torch")
@@ -178,7 +182,7 @@ def torch() -> DoctorFinding:
 
 
 def import_name(path: Sequence[str]) -> list[DoctorFinding]:
-    """Check that ``import samebits`` finds this package, and that ``path`` has no other file of that name."""
+    """Check that ``import samebits`` finds this package, and that no other file of that name is on ``path``."""
     ours = Path(__file__).resolve().parents[1]
     names = ("samebits.py", "samebits/__init__.py")
     found = [file for entry in path if entry for name in names if (file := Path(entry, name).resolve()).is_file()]
@@ -200,7 +204,7 @@ def commands() -> list[DoctorFinding]:
 
 
 def folder(name: str, path: Path | str) -> DoctorFinding:
-    """Check that this user can write to the folder or create it; for a remote folder, that it can be listed."""
+    """Check that this user can write to the folder or create it or, if it is remote, list it."""
     if isinstance(path, str):
         try:
             slots = slots_at(path, patience_s=ANSWER_TIMEOUT_S)
@@ -228,7 +232,7 @@ def folder(name: str, path: Path | str) -> DoctorFinding:
 
 
 def scheduler(settings: Settings) -> list[DoctorFinding]:
-    """Check the scheduler's possible addresses: one, or each that SCHED_HOST names."""
+    """Check the possible addresses of the scheduler: one address, or each host in SCHED_HOST."""
     if names_one(settings.sched_host):
         return [port(settings)]
     name = f"SCHED_HOST={settings.sched_host}"
@@ -261,7 +265,7 @@ def _at(settings: Settings, address: SchedulerAddress) -> DoctorFinding:
 
 
 def network(settings: Settings) -> list[DoctorFinding]:
-    """Check a multi-host job's network interface; the finding is negative if a much faster one is unused."""
+    """Check which network interface a job on several hosts uses, and report a much faster unused one."""
     try:
         used = address_towards(settings.sched_host, settings.sched_port)
     except OSError:
@@ -278,14 +282,14 @@ def network(settings: Settings) -> list[DoctorFinding]:
     return [
         DoctorFinding(
             "network",
-            f"gradients go over {found} with {ours.mbit} Mbit/s, and {faster.name} ({better}) has {faster.mbit}",
+            f"gradients go over {found} at {ours.mbit} Mbit/s, but {faster.name} ({better}) offers {faster.mbit}",
             f"export SCHED_HOST=<the scheduler's address in the network of {faster.name}>, in every process",
         )
     ]
 
 
 def port(settings: Settings) -> DoctorFinding:
-    """Check that a scheduler could listen on the port, or that a job's scheduler does."""
+    """Check that a scheduler could listen on the port, or that a job's scheduler is listening there."""
     name = f"SCHED_PORT={settings.sched_port}"
     try:
         if ask_once(settings, ANSWER_TIMEOUT_S) is not None:
@@ -323,7 +327,7 @@ def reach(settings: Settings) -> DoctorFinding:
 
 
 def descriptors(settings: Settings) -> DoctorFinding:
-    """Check that the scheduler can open a connection for every worker; it raises its soft limit by itself."""
+    """Check that the scheduler can open a connection for every worker. It raises its soft limit by itself."""
     needed = needed_descriptors(settings.max_worker_num + settings.spare_num)
     found = f"{hard_limit()}, {needed} needed"
     fix = "" if hard_limit() >= needed else f"raise the hard limit: ulimit -Hn {needed} (as root)"

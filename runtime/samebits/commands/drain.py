@@ -80,14 +80,14 @@ def main(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Meant:
-    """The living nodes that the words name, and the discovered hosts among these words."""
+    """The live nodes that a user's words name, and the discovered hosts among these words."""
 
     nodes: tuple[str, ...]
     hosts: tuple[str, ...] = ()
 
 
 def meant_by(names: Sequence[str], view: JobView, kept: JobSpec) -> Meant:
-    """Return the nodes that these words name: a living node's id, or a host with all its living nodes.
+    """Return the nodes that these words name: a live node's ID, or a host with all its live nodes.
 
     Raises:
         UsageError: a word names no living node.
@@ -113,7 +113,7 @@ def meant_by(names: Sequence[str], view: JobView, kept: JobSpec) -> Meant:
 
 
 def require_enough(view: JobView, leaving: Collection[str]) -> None:
-    """Raise if the job cannot continue without these nodes.
+    """Raise if the job could not continue without these nodes.
 
     Raises:
         UsageError: the job would have to wait.
@@ -128,7 +128,9 @@ def require_enough(view: JobView, leaving: Collection[str]) -> None:
 
 
 def wait_until_left(settings: Settings, text: str, nodes: Sequence[str], timeout_s: float) -> None:
-    """Ask these nodes to leave and wait until they have; report each, and record ``text`` in the history.
+    """Ask these nodes to leave, wait until they have, and report each.
+
+    ``text`` is recorded in the history.
 
     Raises:
         UsageError: some have not left after ``timeout_s`` seconds, or no scheduler answers.

@@ -1,6 +1,6 @@
-"""``explain``: print the tables of variables, exit codes and causes, for people, for pages and for programs.
+"""``samebits explain``: print the tables of variables, exit codes and causes, for people, web pages and programs.
 
-The tables are the ones in effect: ``samebits.config``'s, ``samebits.exit_codes``' and ``samebits.core.causes.table``'s.
+These are the tables in use: those of ``samebits.config``, ``samebits.exit_codes`` and ``samebits.core.causes.table``.
 """
 
 from __future__ import annotations

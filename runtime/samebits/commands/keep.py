@@ -37,7 +37,7 @@ _UNKNOWN_COMMAND = 127  # as a shell reports it
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; return the process's last exit status, or 92 if the whole job must be restarted."""
+    """Run the subcommand. Return the process's last exit status, or 92 if the whole job must be restarted."""
     parser = argparse.ArgumentParser(
         prog="samebits keep",
         usage="%(prog)s [--stay] command ...",
@@ -80,7 +80,7 @@ def _stay(status: int, signals: Signals) -> int:
 
 
 class RestartLoop:
-    """Runs one process after the other for one place in the job.
+    """Runs the process at one place in the job, and restarts it.
 
     Args:
         command: the command of each process; its first word is looked up in PATH.
@@ -100,7 +100,7 @@ class RestartLoop:
         self.asked = False
 
     def run(self) -> int:
-        """Run the process until a restart here cannot help or must be made at a higher level; return the status.
+        """Run the process until a restart here cannot help or must be made at a higher level, and return the status.
 
         Raises:
             UsageError: there is no such program. If the program ran before, its absence counts as a death.
@@ -121,7 +121,7 @@ class RestartLoop:
                 return status
 
     def _once(self, said: str) -> tuple[int, float]:
-        """Run one process; return its status as a shell reports it, and how many seconds it held its seat."""
+        """Run one process. Return its status as a shell reports it, and for how many seconds it held its seat."""
         try:
             self._child = self._spawn()
         except OSError as error:
@@ -148,7 +148,7 @@ class RestartLoop:
         return status, 0.0 if held_since is None else time.monotonic() - held_since
 
     def _wait(self, timeout_s: float | None) -> bool:
-        """Wait for a signal, at most ``timeout_s``; return whether this process, and so its child, is asked to end."""
+        """Wait at most ``timeout_s`` seconds for a signal, and return whether this process is asked to end."""
         select.select(self._watched, [], [], timeout_s)
         for name in self._signals.take():
             if name != signal.SIGCHLD.name:
@@ -173,11 +173,14 @@ class RestartLoop:
         _remember(self._settings, self._escalation.tried)
 
     def _status_above(self, step: EscalationStep, status: int) -> int:
-        """Return the status that requests the next level, or reports that there is none."""
+        """Return the exit status that requests the next level, or reports that there is none."""
         return status if step.level is RestartScope.POD else LevelsSpentError.exit_code
 
     def _reaped(self, pid: int) -> int | None:
-        """Return the child's status once it has ended. Also reap orphans, as the first process of a container must."""
+        """Return the child's status once it has ended, otherwise None.
+
+        As the first process of a container must, this also reaps orphans.
+        """
         while True:
             try:
                 found, status = os.waitpid(-1, os.WNOHANG)
@@ -194,7 +197,7 @@ class RestartLoop:
         return "scheduler" if settings.role is Role.SCHEDULER else f"worker {settings.node_id or '–'}"
 
     def _tell(self, said: str) -> None:
-        """Record the decision in the job's history if a scheduler answers; if it has died, nothing is recorded."""
+        """Record the decision in the job's history if a scheduler answers."""
         if self._settings.role is Role.SCHEDULER:
             return
         from samebits.launcher.scheduler_link import (
@@ -231,7 +234,7 @@ class RankKeeper(RestartLoop):
         self._scheduler.on_failure = self._fail
 
     def run(self) -> int:
-        """Keep the rank running; return the status of the last child, or end by the same signal.
+        """Keep the rank running. Return the status of the last child, or end by the same signal.
 
         Raises:
             SameBitsError: no scheduler of the job can run here.
@@ -282,7 +285,7 @@ class RankKeeper(RestartLoop):
             self._scheduler.link(owner.job, is_up=False)
 
     def _remember(self) -> None:
-        """Do nothing, because torchrun's own restarts begin a new record of attempts."""
+        """Do nothing, because restarts by torchrun start a new record of attempts."""
 
     def _status_above(self, step: EscalationStep, status: int) -> int:
         return status

@@ -53,7 +53,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _names(log_dir: Path, nodes: Sequence[str], asked: str | None) -> list[str]:
-    """Return the logs to show: a worker's after its predecessors', or all, with a predecessor's for an empty log.
+    """Return the names of the logs to show.
+
+    For a worker, these are its predecessors' logs and its own. Otherwise they are all logs, with a predecessor's in
+    place of an empty one.
 
     Raises:
         UsageError: there is no such worker.

@@ -1,8 +1,7 @@
 """``samebits history --otel``: send a job's events as OpenTelemetry spans.
 
-Spans are made from the recorded events and their times, in a separate process. So no step waits for them, and a
-finished job can be sent as well. Exporter and settings are OpenTelemetry's own (OTEL_EXPORTER_OTLP_ENDPOINT and
-others).
+Spans are made from the recorded events and their times, in a separate process. No step waits for them, and a finished
+job can be sent as well. Exporter and settings are OpenTelemetry's own (OTEL_EXPORTER_OTLP_ENDPOINT and others).
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def send(spans: Iterable[Span], provider: TracerProvider) -> None:
-    """Pass the spans to a tracer, with their own times."""
+    """Pass the spans to a tracer with their own times."""
     from opentelemetry import trace
 
     tracer = provider.get_tracer("samebits")
@@ -131,7 +130,7 @@ def _provider() -> tuple[TracerProvider, CountingExporter]:
 
 
 def _bounded_session() -> requests.Session:
-    """Return a session that reads a limited amount of an answer, enough for an OTLP collector's."""
+    """Return a session that reads only a limited part of a response, which is enough for an OTLP collector's."""
     import requests
     from requests.adapters import HTTPAdapter
 

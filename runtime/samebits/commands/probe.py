@@ -1,4 +1,4 @@
-"""``samebits probe``: tell Kubernetes whether the process that writes PROBE_FILE is alive, or ready."""
+"""``samebits probe``: report to Kubernetes whether the process that writes PROBE_FILE is alive, or ready."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _QUESTIONS = {"alive": probe_note.is_alive, "ready": probe_note.is_ready}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; return 0 for yes, 1 for no.
+    """Run the subcommand, and return 0 for yes or 1 for no.
 
     Raises:
         SettingsError: PROBE_FILE is not set.
-        StoreError: the file is not a valid note.
+        StoreError: the file does not contain a valid state.
     """
     parser = argparse.ArgumentParser(
         prog="samebits probe",

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _started_by_others(view: JobView | None, settings: Settings) -> dict[str, ProcessIdentity]:
-    """Return this host's processes of a job that another launcher, such as torchrun, started."""
+    """Return this host's processes of a job that was started by another launcher, such as torchrun."""
     holder = read_holder(settings.recovery_path)
     found = {} if holder is None or not holder.is_on_this_host() else {SCHEDULER: holder.identity}
     nodes = view.nodes if view is not None else ()
@@ -68,7 +68,7 @@ def _started_by_others(view: JobView | None, settings: Settings) -> dict[str, Pr
 
 
 def _relay_rows(settings: Settings) -> list[dict[str, Any]]:
-    """Return the row of this host's relay, which is not a process of the job, with the number of workers it serves."""
+    """Return the row of this host's relay, which is not a process of the job, with its number of workers."""
     row: dict[str, Any] = {"node": None, "slot": None, "role": RELAY}
     return [
         row | {"pid": one.pid, "started_at": one.started_at, "state": _state(one), "serves": served_by(one)}
@@ -81,9 +81,9 @@ def _state(identity: ProcessIdentity) -> str:
 
 
 def rows_of(started: Mapping[str, ProcessIdentity], view: JobView | None, max_world_size: int) -> list[dict[str, Any]]:
-    """Return one row per process that was started last under its name.
+    """Return one row for the process that was started last under each name.
 
-    ``slot`` is None for the scheduler, for a spare, and for a process that the job does not count on.
+    ``slot`` is None for the scheduler, for a spare, and for a process that is no longer part of the job.
     """
     rows = []
     for name, identity in started.items():

@@ -75,9 +75,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def go_on(log_dir: Path, kept: JobSpec, *, detach: bool = False) -> int:
-    """Restart dead processes and follow the job; repeat if the scheduler gave up too early. Return the exit status.
+    """Restart dead processes, follow the job, and return the exit status.
 
-    ``detach``: return once the processes are started.
+    This is repeated if the scheduler gave up too early. With ``detach``, return once the processes are started.
     """
     while True:
         result = _bring_back(log_dir, job_spec.read(log_dir) or kept, detach=detach)
@@ -87,7 +87,7 @@ def go_on(log_dir: Path, kept: JobSpec, *, detach: bool = False) -> int:
 
 
 def _moved_in() -> tuple[Path, JobSpec]:
-    """Return the job of a folder that was moved, with the current folder as its home from now on.
+    """Adopt the current folder as the home of a job whose folder was moved, and return the job.
 
     Raises:
         UsageError: the job is also in its original folder, or its processes run in another folder.
@@ -116,7 +116,7 @@ def _moved_in() -> tuple[Path, JobSpec]:
 
 
 def _bring_back(log_dir: Path, kept: JobSpec, *, detach: bool) -> FollowResult | None:
-    """Restart dead processes and follow the job; return None if the job is over, or with ``detach``."""
+    """Restart dead processes and follow the job. Return None if the job is over, or with ``detach``."""
     present = config.whole_environment()
     secrets = job_spec.secrets_for(kept, present)
     settings = kept.settings(secrets)
@@ -169,7 +169,7 @@ def _bring_back(log_dir: Path, kept: JobSpec, *, detach: bool) -> FollowResult |
 
 
 def _with_port(log_dir: Path, kept: JobSpec, settings: Settings, port: int) -> tuple[JobSpec, Settings]:
-    """Store the port that was chosen in place of the default one."""
+    """Store the chosen port in place of the default one."""
     _say(f"the default SCHED_PORT={settings.sched_port} is in use; this job's scheduler listens on port {port}")
     kept = replace(kept, environment={**kept.environment, "SCHED_PORT": str(port)})
     job_spec.keep(log_dir, kept)
@@ -177,7 +177,7 @@ def _with_port(log_dir: Path, kept: JobSpec, settings: Settings, port: int) -> t
 
 
 def _listener(kept: JobSpec, settings: Settings, remains: Remains) -> Listener:
-    """Listen for the scheduler; take any free port if the job's is in use and no process of the job knows it.
+    """Listen for the scheduler, on any free port if the job's is in use and no process of the job knows it.
 
     Raises:
         ListenError: another process has the port, and no process of the job is left to follow.
@@ -194,7 +194,7 @@ def _listener(kept: JobSpec, settings: Settings, remains: Remains) -> Listener:
 
 
 def _require_own_journal(kept: JobSpec, settings: Settings, remains: Remains) -> None:
-    """Raise if RECOVERY_PATH holds another job, since two launchers may have been given the same path.
+    """Raise if RECOVERY_PATH holds another job, because two launchers may have been given the same path.
 
     Raises:
         ForeignFolderError: names both jobs.
@@ -202,21 +202,21 @@ def _require_own_journal(kept: JobSpec, settings: Settings, remains: Remains) ->
     view = remains.view
     if view is not None and kept.job and view.job != kept.job:
         raise ForeignFolderError(
-            f"RECOVERY_PATH={settings.recovery_path} holds {view}, and this folder's job is {kept.job} "
+            f"RECOVERY_PATH={settings.recovery_path} holds {view}, but this folder's job is {kept.job} "
             f"({kept.script}), which has no journal there. Fix: give each job its own RECOVERY_PATH, then run "
             f"`{kept.command()}`"
         )
 
 
 def _journal_is_lost(remains: Remains) -> bool:
-    """Return whether there is neither a journal nor a process here that knows its content."""
+    """Return whether there is no journal, and no process on this host that knows its content."""
     runs = any(remains.is_alive(identity) for identity in remains.started.values())
     is_here = remains.recovery and remains.has_scheduler
     return is_here and remains.view is None and not (runs or remains.scheduler_holds)
 
 
 def _refuse_without_journal(settings: Settings, kept: JobSpec) -> None:
-    """Refuse to begin another job in the folders of this one, before anything is written.
+    """Raise, before anything is written, if a new job would overwrite the remains of this one.
 
     Raises:
         StoreError: data of the job is left. If none is, the job had hardly begun, and is started again.
@@ -248,8 +248,8 @@ def _begin_journal(log_dir: Path, kept: JobSpec) -> None:
     with StartLock(log_dir):
         if not _journal_is_lost(look(settings)):
             raise UsageError(
-                f"RECOVERY_PATH={settings.recovery_path} holds a journal, or processes of the job live that know what "
-                f"was in it. Fix: `{spelled('recover')}`, without --from-checkpoints"
+                f"RECOVERY_PATH={settings.recovery_path} holds a journal, or live processes of the job still know "
+                f"its content. Fix: run `{spelled('recover')}` without --from-checkpoints"
             )
         candidate = recovering.verified_candidate(settings, _say)
         if candidate is None:
@@ -260,13 +260,13 @@ def _begin_journal(log_dir: Path, kept: JobSpec) -> None:
         recovering.begin_journal(settings, candidate)
         job_spec.keep(log_dir, replace(kept, job=candidate.job))
     _say(
-        f"a new journal in {settings.recovery_path}: job {candidate.job} continues from step {candidate.point.step}, "
-        f"which all {candidate.world_size} ranks hold (every byte was compared)"
+        f"created a new journal in {settings.recovery_path}: job {candidate.job} continues from step "
+        f"{candidate.point.step}, which all {candidate.world_size} ranks have on disk (every byte was verified)"
     )
 
 
 def _script_change(kept: JobSpec, remains: Remains, recovery: RecoveryPlan) -> str:
-    """Describe how the script has changed, if workers that read it are started; else return an empty string."""
+    """Describe how the script has changed, or return "" if it has not, or if no worker will read it."""
     if not any(name != SCHEDULER for name in recovery.start):
         return ""
     others = (name for name in remains.started if name != SCHEDULER and name not in recovery.start)
@@ -280,7 +280,7 @@ def start_again(
 ) -> None:
     """Start dead processes again, after ending those that are in the way.
 
-    ``in_place`` starts other nodes as replacements, which then wait for no cool-down.
+    With ``in_place``, replacements are new nodes, which wait for no cool-down.
 
     Raises:
         StoreError: for example, no space for a pid file; running processes of the job continue.
@@ -308,7 +308,9 @@ def look(settings: Settings) -> Remains:
         _say(f"the scheduler at {where} serves {told}, but this folder belongs to {stored or f'job {own}'}")
         told = None
     if told is not None and stored is not None and told.term < stored.term:
-        _say(f"the scheduler that answers has term {told.term}, but term {stored.term} has begun: it was replaced")
+        _say(
+            f"the scheduler that answers has term {told.term}, but a scheduler with term {stored.term} has replaced it"
+        )
         told = None
     scheduler = started.get(SCHEDULER)
     if told is None and scheduler is not None and is_stopped(scheduler):

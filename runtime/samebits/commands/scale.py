@@ -1,7 +1,7 @@
-"""``samebits scale``: add workers of this machine to a running job, or remove some.
+"""``samebits scale``: add workers on this machine to a running job, or remove some.
 
-The job spec names the nodes that belong to this machine and is changed first. So ``recover`` restarts added workers,
-and does not restart removed ones, even if this command is killed.
+The job spec names the nodes of this machine, and is changed first. Even if this command is killed, ``recover``
+therefore restarts added workers and does not restart removed ones.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def require_no_driver(kept: JobSpec, option: str) -> None:
 
 
 def release(log_dir: Path, leaving: Sequence[str]) -> None:
-    """Make these nodes of this machine leave for good. The caller holds the start lock.
+    """Make these nodes of this machine leave permanently. The caller holds the start lock.
 
     Raises:
         UsageError: the job cannot continue without them, they are not on this machine, or no scheduler answers.
@@ -122,7 +122,7 @@ def release(log_dir: Path, leaving: Sequence[str]) -> None:
 
 
 def bring_to(log_dir: Path, size: int, why: str, *, dry_run: bool = False) -> bool:
-    """Start or release workers until the job has ``size``. The caller holds the start lock.
+    """Start or release workers until the job has ``size`` workers. The caller holds the start lock.
 
     Args:
         why: reason for the job's history.
@@ -172,7 +172,7 @@ def bring_to(log_dir: Path, size: int, why: str, *, dry_run: bool = False) -> bo
 
 
 def standing(nodes: Sequence[str], view: JobView, running: Collection[str]) -> list[str]:
-    """Return the workers that stay, by slot: those that are joining are included, those that are leaving are not.
+    """Return the workers that will remain, in slot order: including those that are joining, without those leaving.
 
     Args:
         nodes: node ids that belong to this machine.
@@ -187,7 +187,7 @@ def standing(nodes: Sequence[str], view: JobView, running: Collection[str]) -> l
 
 
 def running_here(log_dir: Path, nodes: Sequence[str], view: JobView) -> set[str]:
-    """Return which of these nodes, and of the job's, have a process on this machine."""
+    """Return which of these nodes, and of the job's nodes, have a process on this machine."""
     names = {name_of(node): node for node in (*nodes, *(one.node for one in view.workers))}
     return {names[name] for name, found in read_pid_files(log_dir, names).items() if found.is_alive()}
 
@@ -200,8 +200,8 @@ def last_to_come(nodes: Sequence[str], count: int) -> tuple[str, ...]:
     """
     if count > len(nodes):
         raise UsageError(
-            f"{count} workers would have to leave, and {len(nodes)} of them run on this machine. Fix: run this command "
-            "on the hosts of the others, too"
+            f"{count} workers would have to leave, but only {len(nodes)} of them run on this machine. Fix: run "
+            "this command on the other workers' hosts, too"
         )
     return tuple(nodes[len(nodes) - count :])
 
@@ -236,8 +236,8 @@ def nodes_to_add(settings: Settings, nodes: Sequence[str], view: JobView, count:
     free = [node for node in numbers if node not in nodes and node not in elsewhere]
     if len(free) < count:
         raise UsageError(
-            f"MAX_WORKER_NUM={settings.max_worker_num}: {len(free)} node ids below it are free, {count} needed. "
-            "Fix: stop the job and start it with a larger MAX_WORKER_NUM"
+            f"MAX_WORKER_NUM={settings.max_worker_num}: {len(free)} node ids below it are free, but {count} are "
+            "needed. Fix: stop the job and start it with a larger MAX_WORKER_NUM"
         )
     return tuple(free[:count])
 
@@ -250,7 +250,9 @@ def check_removal(nodes: Sequence[str], view: JobView, leaving: Sequence[str]) -
     """
     strangers = [node for node in leaving if node not in nodes]
     if strangers:
-        raise UsageError(f"no worker {', '.join(strangers)} of this job runs here: expected some of {', '.join(nodes)}")
+        raise UsageError(
+            f"no worker {', '.join(strangers)} of this job runs here; expected one or more of {', '.join(nodes)}"
+        )
     alive = {one.node for one in view.nodes if one.presence is PresenceState.ALIVE and one.node not in leaving}
     workers = sum(worker.node in alive for worker in view.workers)
     spares = sum(spare.node in alive for spare in view.spares)

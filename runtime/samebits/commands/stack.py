@@ -62,11 +62,12 @@ def dump_of(contents: RecordedCollectives) -> dict[str, Any]:
 
 
 def _comparable(contents: RecordedCollectives) -> Iterator[tuple[int, Launched]]:
-    """Yield the launches that other ranks have recorded too, each with the number of the world collective before it.
+    """Yield the launches that other ranks have recorded too, with the number of the preceding world collective.
 
-    By that number, torchfrtrace leaves out launches older than the oldest one that every rank has, since ranks launch
-    different numbers of sends. So if older launches were overwritten, those before the first world collective are left
-    out here. If there is no such collective, sends and receives are left out, and each other launch has its own number.
+    By that number, torchfrtrace leaves out launches older than the oldest one that every rank has, because ranks launch
+    different numbers of sends. If older launches were overwritten, those before the first world collective are
+    therefore left out here. If there is no such collective, sends and receives are left out, and each other launch has
+    its own number.
     """
     whole = next((group for group in contents.groups if len(group.ranks) == contents.world_size), None)
     world = [one.group == whole and not one.is_pairwise for one in contents.launched]
@@ -85,7 +86,7 @@ def _comparable(contents: RecordedCollectives) -> Iterator[tuple[int, Launched]]
 
 
 def _shown(rank: int, one: Launched) -> tuple[str, str, tuple[int, ...], str]:
-    """Return name, description and ranks of the group that a launch is shown in, and its operation."""
+    """Return name, description and ranks of the group under which a launch is shown, and its operation."""
     group = one.group
     if not one.is_pairwise or one.peer is None:
         return group.name, group.description, group.ranks, one.op
@@ -155,7 +156,7 @@ def ranked(view: JobView) -> list[tuple[int, WorkerView]]:
 
 
 def told(rank: int, worker: WorkerView) -> list[str]:
-    """Format one worker: its place in one line, then the output of Python's fault handler."""
+    """Format one worker: where it is, in one line, then the output of Python's fault handler."""
     who = f"worker {worker.node} (rank {rank}, {worker.identity})"
     if worker.presence is not PresenceState.ALIVE:
         return [
@@ -173,7 +174,7 @@ def told(rank: int, worker: WorkerView) -> list[str]:
 
 
 def recorded(rank: int, worker: WorkerView, folder: Path) -> str:
-    """Write one worker's last collectives; return a line on what was written, or why nothing was.
+    """Write one worker's last collectives to a file, and return a line about what was written or why not.
 
     Raises:
         StoreError: the folder cannot be used.

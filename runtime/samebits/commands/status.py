@@ -1,6 +1,6 @@
 """``samebits status``: show a job's state from its scheduler or, if none runs, from its journal.
 
-The output says which of the two was used, because a journal knows seats but not processes.
+The output says which of the two was used, because a journal knows seats but no processes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if not job_spec.is_job_named(settings):
         where = shown(settings.sched_host, settings.sched_port)
-        print(f"no job was started in {Path.cwd()}: this is the one whose scheduler answers at {where}")
+        print(f"no job was started in {Path.cwd()}; showing the job whose scheduler answers at {where}")
     stored = view if view.from_journal else stored_view(settings.recovery_path)
     print(table(view, settings, stored))
     if relay := relay_line(settings.log_dir):
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def find(settings: Settings) -> JobView:
-    """Return the snapshot of this folder's job or, if it has none, of the job whose scheduler answers.
+    """Return the state of this folder's job or, if it has none, of the job whose scheduler answers.
 
     Raises:
         UsageError: there is no journal, and no scheduler answers, or only another job's.
@@ -69,9 +69,9 @@ def find(settings: Settings) -> JobView:
     stored = stored_view(settings.recovery_path) if told is None or settings.enable_recovery else None
     if told is not None and stored is None and (own := own_job(settings)) not in ("", told.job):
         raise UsageError(
-            f"no scheduler of job {own}, which was started in {Path.cwd()}, answers: at "
-            f"{shown(settings.sched_host, settings.sched_port)} is the one of {told}. Fix: `{spelled('ps')}` lists "
-            "what is left of this folder's job; change to the other job's folder to see that one"
+            f"no scheduler of job {own}, which was started in {Path.cwd()}, answers; the one at "
+            f"{shown(settings.sched_host, settings.sched_port)} serves {told}. Fix: `{spelled('ps')}` lists what "
+            "is left of this folder's job; change to the other job's folder to see that one"
         )
     view = told if told is not None and not _is_superseded(told, stored) else stored
     if view is None:
@@ -84,12 +84,12 @@ def find(settings: Settings) -> JobView:
 
 
 def _is_superseded(told: JobView, stored: JobView | None) -> bool:
-    """Return whether the folder's journal belongs to a later term than the answering scheduler, or to another job."""
+    """Return whether the folder's journal has a later term than the scheduler that answers, or another job."""
     return stored is not None and (stored.job != told.job or stored.term > told.term)
 
 
 def table(view: JobView, settings: Settings, stored: JobView | None = None) -> str:
-    """Return text for people: lines on the job, then one line per worker, spares, and nodes whose slot was given away.
+    """Format the state for people: lines about the job, then workers, spares, and nodes that lost their slots.
 
     Args:
         stored: the journal's view, which alone knows workers that were lost and came back.
@@ -154,7 +154,7 @@ def _without_scheduler(view: JobView, settings: Settings) -> list[str]:
 
 
 def _reported(view: JobView) -> list[str]:
-    """Return the workers' reports; for each name, the value of the worker with the lowest slot."""
+    """Return the workers' reported numbers; for each name, that of the worker with the lowest slot."""
     found: dict[str, str] = {}
     for worker in view.workers:
         if worker.presence is PresenceState.ALIVE:

@@ -1,7 +1,7 @@
 """``samebits steps``: print the step logs, and the first step at which two of them differ.
 
-Ranks of one world share everything except rank and samples, so only the rest is compared. Two logs of one slot from
-two runs are compared completely. Nothing is locked, so the job may run meanwhile.
+Ranks of one world share everything except rank and samples, so only the rest is compared. Two logs of one slot from two
+runs are compared completely. Nothing is locked, so the job may be running.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHOWN_DIGEST = 16
 
 @dataclass(frozen=True, slots=True)
 class RankLog:
-    """One rank's log, restricted to the requested steps."""
+    """The step log of one rank, restricted to the requested steps."""
 
     folder: Path
     found: FoundLog
@@ -58,7 +58,7 @@ class RankLog:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two logs side by side: the steps that both have, and the first step that differs."""
+    """Two logs side by side: the steps that both have, and the first step at which they differ."""
 
     one: RankLog
     other: RankLog
@@ -125,7 +125,7 @@ def _folder_here() -> Path:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Return the rank folders with a log: this folder itself, or those in it."""
+    """Return the rank folders with a log: this folder itself, or its subfolders."""
     with durable.disk_errors(folder, "looking for step logs"):
         if (folder / STEPS_FOLDER).is_dir():
             return [folder]

@@ -118,7 +118,10 @@ def _stop_supervisor(supervisor: ProcessIdentity, settings: Settings) -> int:
 
 
 def _stop_at_commit(settings: Settings, timeout_s: float) -> None:
-    """Ask for a stop after a commit that all workers make, and wait for it; a plain stop follows if that fails."""
+    """Ask for a stop after a commit that all workers make, and wait for it.
+
+    If that fails, request a plain stop.
+    """
     try:
         view = view_of(settings)
         if not view.generation:  # no worker trains in a group: each leaves as it does after SIGTERM
@@ -138,7 +141,7 @@ def _stop_at_commit(settings: Settings, timeout_s: float) -> None:
 
 
 def _drain(settings: Settings, view: JobView, timeout_s: float) -> None:
-    """Make every worker leave; those that have not left in time end with the job."""
+    """Make every worker leave. Those that have not left in time end with the job."""
     nodes = [one.node for one in view.nodes if one.presence is PresenceState.ALIVE]
     if nodes:
         text = f"{counted(len(nodes), 'worker')} must leave: the job is drained ({BY} --drain)"

@@ -89,7 +89,7 @@ class ModelCheckpoint:
         self._rank, self._world_size = rank, world_size
 
     def step_end(self, step: int, model: Any, optimizer: Any = None, **values: Any) -> Path | None:
-        """Save if ``step`` is a multiple of ``save_checkpoint_steps``; return the folder, or None.
+        """Save if ``step`` is a multiple of ``save_checkpoint_steps``, and return the folder, or None.
 
         Arguments and errors are the same as for :meth:`save`.
         """

@@ -85,8 +85,8 @@ class StateSynchronization:
         theirs = other_state.get("version")
         if type(theirs) is not int or theirs < 0:
             raise UsageError(
-                f"StateSynchronization.sync_state: 'version' is {theirs!r}, expected a number of changes. "
-                "Fix: sync_state({**other.state, 'version': other.version})"
+                f"StateSynchronization.sync_state: 'version' is {theirs!r}, expected the number of changes. Fix: "
+                "sync_state({**other.state, 'version': other.version})"
             )
         mine = self.version
         for key, value in other_state.items():
@@ -163,7 +163,7 @@ class StateSynchronization:
 
 
 class Strategy(enum.StrEnum):
-    """The state that all replicas take if they differ."""
+    """Which state all replicas take if their states differ."""
 
     MAJORITY = "majority"  # the state of more than half of the replicas
     LEADER = "leader"  # the state of the lowest rank, or of the given leader
@@ -294,7 +294,9 @@ class ConsistencyRecovery:
             return states[judgement.groups[0][0]]
         if self.strategy is Strategy.MAJORITY:
             groups = " against ".join(f"rank {', '.join(map(str, group))}" for group in judgement.groups)
-            raise UnequalError(f"no majority: {groups}. Fix: take a checkpoint that all held, or strategy='leader'")
+            raise UnequalError(
+                f"no majority: {groups}. Fix: restore a checkpoint that all ranks saved, or use strategy='leader'"
+            )
         leader = min(states) if self._leader is None else self._leader
         if leader not in states:
             raise UsageError(f"ConsistencyRecovery.recover: rank {leader}, the leader, has given no state")
@@ -310,8 +312,8 @@ def _packed(name: str, value: Any) -> bytes:
         packed: bytes = msgpack.packb(_in_order(value))
     except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(
-            f"{name}: {error}. Fix: give plain values (numbers, strings, bytes, lists, dicts); of a tensor its bytes, "
-            "as tensor.numpy().tobytes()"
+            f"{name}: {error}. Fix: give plain values (numbers, strings, bytes, lists, dicts); for a tensor, give "
+            "tensor.numpy().tobytes()"
         ) from None
     return packed
 

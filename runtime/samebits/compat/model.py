@@ -56,7 +56,9 @@ class Model:
         called = list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
         saving = [one for one in called if isinstance(one, ModelCheckpoint)]
         if len(saving) > 1:
-            raise UsageError(f"Model.train: {len(saving)} ModelCheckpoints; a job saves in one way. Fix: give one")
+            raise UsageError(
+                f"Model.train: found {len(saving)} ModelCheckpoint callbacks, expected at most one. Fix: pass one"
+            )
         monitors = [one for one in called if not isinstance(one, ModelCheckpoint)]
 
         def step_end(step: int, loss: Any, number: int) -> None:

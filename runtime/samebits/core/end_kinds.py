@@ -1,4 +1,4 @@
-"""Kinds of end of a job or of one worker, each with its error, exit code and wording."""
+"""How a job or one worker can end, each with its error, exit code and wording."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class EndKind(enum.IntEnum):
         return status in errors.OWN_CODES and status != self.exit_code
 
     def words_with(self, status: int) -> str:
-        """Return the predicate, given the exit status that a process gave the job (0: none)."""
+        """Return the predicate of a sentence, given the exit status that a process gave the job (0: none)."""
         return "failed" if self.is_permanent(status) else self.words
 
     @classmethod

@@ -1,8 +1,8 @@
-"""Kinds of hang, and how to classify a process that sends nothing.
+"""Kinds of hangs, and how to classify a process that sends nothing.
 
-Such a process may be stopped, hold Python's lock, wait in the kernel or be cut off. Two facts visible from outside
-distinguish these cases: the state that the kernel reports and the time since the control thread last ran.
-``service.process_state`` reads them; ``causes.table`` has the remedies.
+Such a process may be stopped, hold the GIL, wait in the kernel, or be cut off from the network. Two facts that are
+visible from outside distinguish these cases: the process state in the kernel, and the time since the process's control
+thread last ran. ``service.process_state`` reads them, and ``causes.table`` has the remedies.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 class Hang(enum.Enum):
-    """Kinds of blockage, of one rank or of all."""
+    """Kinds of hangs, of a single rank or of all ranks."""
 
     STUCK = "is stuck in the script's code"
     BUSY = "computes"
@@ -35,7 +35,7 @@ SILENT_KINDS = frozenset({Hang.SILENT, Hang.STOPPED, Hang.TRACED, Hang.LOCKED, H
 
 
 class Doing(enum.Enum):
-    """State of a process's first thread as the kernel reports it (proc(5))."""
+    """State of a process's main thread as the kernel reports it (proc(5))."""
 
     RUNS = "runs, or sleeps until something comes"
     STOPPED = "was stopped by a signal"
@@ -45,7 +45,7 @@ class Doing(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """A process as seen from its host.
+    """The state of a process, observed on its host.
 
     Attributes:
         quiet_s: seconds since its control thread last ran Python; None if unknown.

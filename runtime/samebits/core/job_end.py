@@ -1,11 +1,11 @@
-"""The stages in which a job ends (finished, stopped, given up), and their time limits.
+"""The ways in which a job ends (finished, stopped, given up), their stages and time limits.
 
-The scheduler decides when to consult this module, which ends the job for every process, and gives the job up after a
-delay if too few workers arrived or none is left. The end is journaled first, then sent to all processes; the scheduler
-exits once they have left or a grace period is over.
+The scheduler calls this module to end the job for every process, or to give the job up after a delay if too few workers
+arrive or none is left. The end is written to the journal first, then sent to all processes. The scheduler exits once
+they have left or a grace period is over.
 
 Training is finished when every rank's last commit is durable. The job is finished only once every rank has also reached
-the end of its script: code after ``train(state)`` may save, evaluate or upload, and may take hours.
+the end of its script, because code after ``train(state)`` may save, evaluate or upload for hours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ END_GRACE_S = 10.0  # how long the scheduler waits for workers to leave when the
 
 
 class Ending:
-    """Decides on the job's end and carries it out.
+    """Decides when the job ends, and carries it out.
 
     Attributes:
         ended: how the job ended; None until that is decided.
@@ -48,13 +48,13 @@ class Ending:
         self._causes = Causes(ledger.state.causes)
 
     def note_contact(self) -> None:
-        """Record that a process of this job has sent something in this term."""
+        """Record that a process of this job has sent a message in this term."""
         if self._first_heard_at is None:
             self._first_heard_at = self._filling_since = self._ledger.now
 
     @property
     def first_cause(self) -> str:
-        """Return the first loss since the job last trained; "" while it trains."""
+        """Return the first loss since the job last trained, or "" while it trains."""
         return self._causes.first
 
     def blame(self, cause: str) -> None:
@@ -62,7 +62,7 @@ class Ending:
         self._causes.blame(self._ledger.state.generation_number, cause)
 
     def lost(self, cause: CauseFound, *, spoke: bool, is_echo: bool) -> bool:
-        """Record a member's loss or announced death; return whether it is a new cause.
+        """Record a member's loss or announced death, and return whether it is a new cause.
 
         The arguments are those of ``Causes.take``.
         """
@@ -72,22 +72,22 @@ class Ending:
         return is_cause
 
     def explain(self, seat: Seat, text: str) -> bool:
-        """Add details on how a lost member ended; return whether that changed a cause."""
+        """Add details about how a lost member ended, and return whether they changed a cause."""
         cause = self._causes.explain(seat.node, seat.process, text)
         if cause is not None:
             self._ledger.write(cause)
         return cause is not None
 
     def left(self, text: str) -> None:
-        """Record why a worker gave up its seat on purpose; the first reason is kept."""
+        """Record why a worker left the job on purpose. The first reason is kept."""
         self._left_with = self._left_with or text
 
     def trains(self, generation: int) -> None:
-        """Record that a member trains in this generation, which settles earlier causes."""
+        """Record that a member trains in this generation, so that earlier causes are resolved."""
         self._causes.made_good(generation)
 
     def answer(self, session: str) -> bool:
-        """Tell the session how the job ended, if it has; return whether it has."""
+        """Tell this session how the job ended, if it has, and return whether it has."""
         if self.ended is None:
             return False
         self._ledger.ready.send(session, self._last_word(self.ended))
@@ -98,7 +98,7 @@ class Ending:
         return EndJob(state.job, state.term, ended.kind, ended.text)
 
     def shift(self, gap_s: float) -> None:
-        """Extend all deadlines after a pause of the scheduler."""
+        """Extend all deadlines by the length of a pause of the scheduler."""
         now = self._ledger.now
         if self._empty_since is not None:
             self._empty_since = min(self._empty_since + gap_s, now)
@@ -107,11 +107,11 @@ class Ending:
         self._filling_since = min(self._filling_since + gap_s, now)
 
     def filling_since(self) -> float | None:
-        """Return when the first process of the job was heard from, or None."""
+        """Return when the first process of the job sent a message, or None."""
         return None if self._first_heard_at is None else self._filling_since
 
     def deadline(self) -> float | None:
-        """Return the time of the next decision that depends on a deadline, or None."""
+        """Return the time of the next decision that depends on time, or None."""
         if self.ended is not None:
             return self._leave_by
         is_trained = self._ledger.state.final is not None
@@ -123,7 +123,7 @@ class Ending:
         return min((at for at in candidates if at is not None), default=None)
 
     def fill_deadline(self) -> float | None:
-        """Return when the wait for a first generation ends; None if there is no wait."""
+        """Return when the wait for the first generation ends, or None if there is no wait."""
         if self._ledger.state.generation is not None or self._rendezvous.round is not None or self.ended is not None:
             return None
         return self._filling_since + self._ledger.policy.topo_timeout_s
@@ -164,7 +164,7 @@ class Ending:
             self._empty_since = ledger.now
 
     def stop(self, by: str, status: int = 0) -> None:
-        """End the job now; if errors in its scripts caused the end, report those instead.
+        """End the job now. If errors in its scripts caused the end, report those instead of the request.
 
         Args:
                 by: the requester, or the error if ``status`` is set.
@@ -197,10 +197,10 @@ class Ending:
         return ledger.present() > 0 or (ledger.state.generation is None and bool(ledger.state.spares))
 
     def _own_errors(self) -> list[Row]:
-        """Return the missing members' own errors, if at least half of the job failed and each has one.
+        """Return the errors of missing members, if at least half of the job failed and each has its own error.
 
-        In that case the program is at fault, not a machine. The few ranks that left a collective before they met the
-        same error would wait in vain. If any error may not recur (device, disk, network), the list is empty.
+        In that case the program is at fault, not a machine. The few ranks that left a collective before they ran into
+        the same error would wait in vain. If any error may not recur (device, disk, network), the list is empty.
         """
         ledger = self._ledger
         if 2 * len(ledger.absent) < self._world.size():
@@ -217,9 +217,9 @@ class Ending:
     def _emptiness_s(self) -> float:
         """Return how long the job may be without workers, in seconds.
 
-        The time is longer in a term without a message from any worker, because workers may be restarting. It is also
-        longer once training is finished: the process that runs the rest of a killed worker's script may first have to
-        wait for the cool-down.
+        The limit is higher in a term without a message from any worker, because workers may be restarting. It is also
+        higher once training is finished, because the process that runs the rest of a killed worker's script may have to
+        wait for the cool-down first.
         """
         policy = self._ledger.policy
         if self._first_heard_at is None:
@@ -242,7 +242,7 @@ class Ending:
             self._leave_by = ledger.now + END_GRACE_S
 
     def _all_are_through(self) -> None:
-        """End a job whose scripts have all ended; with recovery on, it must also have trained."""
+        """End a job whose scripts have all ended. With recovery on, it must also have trained."""
         ledger = self._ledger
         if ledger.policy.recovery and ledger.state.final is None:
             self.end_job(EndKind.UNTRAINED, f"every worker left before training began: {self._left_with}")
@@ -252,7 +252,7 @@ class Ending:
             self._job_finished()
 
     def _is_through(self) -> bool:
-        """Return whether every slot's script has ended and no training remains."""
+        """Return whether every slot's script has ended and no training is left."""
         ledger, state = self._ledger, self._ledger.state
         if ledger.present():
             return False
@@ -288,7 +288,7 @@ class Ending:
         return [seat for seat in self._unfinished_scripts() if self._ledger.state.final is not None and seat.status]
 
     def _end_with_unfinished_scripts(self) -> None:
-        """End a trained job with unfinished scripts; the exit code is that of a failed script."""
+        """End a trained job with unfinished scripts. A failed script's exit code becomes the job's."""
         final, failed = self._ledger.state.final, self._failed_scripts()
         named = failed or self._unfinished_scripts()
         first = named[0]
@@ -332,7 +332,7 @@ class Ending:
         self.finish_if_all_left()
 
     def _tell_waiting_sessions(self) -> None:
-        """Tell processes without a seat that the job is over."""
+        """Tell processes that wait for a seat that the job is over."""
         assert self.ended is not None
         message = self._last_word(self.ended)
         for session in self._admission.sessions():

@@ -1,11 +1,11 @@
 """Stop every member of the job after the same commit, so that no step is repeated when the job resumes.
 
-When asked, each member names its next commit and does not train past it. Every member can still reach the latest of
-these commits, so that one is journaled and sent to all; once every member waits after it, the job ends. The state
-machines are here and in ``core/agent``; ``service/agent`` pauses the main thread.
+When asked, each member reports its next commit and does not train past it. Every member can still reach the latest of
+these commits, so that one is written to the journal and sent to all. Once every member waits after it, the job ends.
+The state machines are here and in ``core/agent``; ``service/agent`` pauses the main thread.
 
-Each generation counts its own commits, so a loss before the stop only delays it: the members of the next generation
-are asked again.
+Each generation counts its own commits. A loss before the stop therefore only delays it: the members of the next
+generation are asked again.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class JointStop:
 
     @property
     def stopped_by(self) -> str:
-        """Return the stop's requester once every member waits after the agreed commit; "" before."""
+        """Return who requested the stop once every member waits after the agreed commit, or "" before."""
         plan, committed = self._ledger.state.stop, self._ledger.state.generation
         if plan is None or committed is None or committed is not self._counted or not plan.commits:
             return ""
         return plan.by if len(self._there) == len(committed.members) else ""
 
     def ask(self, by: str) -> None:
-        """Ask all members where they can stop; repeated requests change nothing."""
+        """Ask all members at which commit they can stop. Repeated requests have no effect."""
         ledger = self._ledger
         if self.is_planned:
             return
@@ -53,7 +53,7 @@ class JointStop:
             self.remind(seat)
 
     def remind(self, seat: Seat) -> None:
-        """Repeat the stop message to a member of the last generation that has not acted on it."""
+        """Send the stop message again to a member of the last generation that has not acted on it."""
         state = self._ledger.state
         plan, committed = state.stop, state.generation
         if plan is None or committed is None or not self._is_member(seat, committed):

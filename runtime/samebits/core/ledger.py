@@ -1,9 +1,9 @@
-"""State shared by the parts of the scheduler's core: durable state, presences and the step's Ready.
+"""State shared by the parts of the scheduler's core: the durable state, the workers' liveness, and the step's Ready.
 
 Only ``write`` changes durable state. It adds the record to the Ready and applies it at once, so the two cannot differ.
 Only ``miss``, ``meet`` and ``clear_absent`` change which slots are missing. Values that every message needs, such as
-the number of present slots, are updated incrementally: recounting them would take ten thousand times ten thousand steps
-when ten thousand workers are lost and return.
+the number of present slots, are updated incrementally, because counting ten thousand slots for each of ten thousand
+messages would be too slow.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ MOST_GENERATIONS = 64
 
 
 class Witnesses:
-    """Tracks which ranks took their state from which, since this scheduler started.
+    """Tracks which ranks copied their state from which other rank, since this scheduler started.
 
-    A rank that copied its state from another is not an independent witness. After a restart of the scheduler every rank
-    counts as independent.
+    A rank that has copied its state is not an independent witness of what the state should be. After a restart of the
+    scheduler, every rank counts as independent.
     """
 
     def __init__(self) -> None:
         self._took: dict[int, Mapping[Member, Member]] = {}  # by generation: receiver → source
 
     def begin(self, generation: int, members: Sequence[Member], sources: Mapping[int, int]) -> None:
-        """Record that a generation begins and which ranks copy their state.
+        """Record that a generation begins, and which ranks copy their state.
 
         Args:
                 generation: the generation's number.
@@ -53,9 +53,9 @@ class Witnesses:
         self._took.pop(generation - MOST_GENERATIONS, None)
 
     def origins(self, members: Sequence[Member], since: int) -> dict[int, Member]:
-        """Return, by rank, the member whose state the rank holds.
+        """Return, for each rank, the member whose state it has.
 
-        Only copies made after generation ``since`` count: a rank without one holds its own state.
+        Only copies made after generation ``since`` count; a rank without such a copy has its own state.
         """
         origins: dict[Member, Member] = {}
         for _, took in sorted(one for one in self._took.items() if one[0] > since):
@@ -78,7 +78,7 @@ class Trust(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The job's fixed settings that decisions depend on. Durations are in seconds.
+    """The job's fixed settings on which decisions depend. Durations are in seconds.
 
     Without explicit limits, ``min_world_size`` and ``max_world_size`` equal ``world_size``, so the size is fixed.
     """
@@ -149,13 +149,13 @@ class Liveness:
         self.heard_at, self.lease_until = now, now + policy.node_timeout_s
 
     def current_process_state(self) -> ProcessState | None:
-        """Return the process state seen since its last message, or None."""
+        """Return the process state that was observed after the last message, or None."""
         return self.process_state if self.seen_at > (self.heard_at or 0.0) else None
 
 
 @dataclass(slots=True)
 class Ledger:
-    """State shared by the parts of one scheduler core. ``ready`` and ``now`` change at every step."""
+    """State shared by the parts of one scheduler core. ``ready`` and ``now`` are new in every step."""
 
     policy: Policy
     state: JobState
@@ -208,11 +208,11 @@ class Ledger:
             self.ready.sends.append(Send(seat.session, message))
 
     def refusal(self, session: str, refusal: Refusal, text: str, retry_after_s: float = 0.0) -> Refused:
-        """Return the refusal for a session; ``retry_after_s`` 0 means that waiting cannot help."""
+        """Return the refusal for a session. With ``retry_after_s`` 0, waiting cannot help."""
         return Refused(session, refusal, retry_after_s, text, self.state.job, self.state.term)
 
     def miss(self, slot: int, *, at_once: bool = False) -> None:
-        """Mark an expected slot as missing; ``at_once``: an elastic world does not wait for it."""
+        """Mark an expected slot as missing. With ``at_once``, an elastic world does not wait for it."""
         self.absent[slot] = self.now + (0.0 if at_once else self.policy.shrink_grace_s)
         self.version += 1
         self._update_vacated(slot)
@@ -241,27 +241,27 @@ class Ledger:
             self.vacated.discard(slot)
 
     def present(self) -> int:
-        """Return how many slots have a holder that is believed to be alive."""
+        """Return how many slots have a holder that is considered alive."""
         if not self.policy.is_elastic:
             return self.policy.world_size - len(self.absent)
         return len(self.state.by_slot) - len(self.vacated)
 
     def is_present(self, node: str) -> bool:
-        """Return whether the node has a slot and is believed to be alive."""
+        """Return whether the node has a slot and is considered alive."""
         slot = self.state.seats[node].slot
         return slot is not None and slot not in self.absent
 
     def live_seats_and_spares(self) -> list[Seat]:
-        """Return members and spares that are believed to be alive."""
+        """Return members and spares that are considered alive."""
         return self.live_seats() + [self.state.seats[node] for node in self.state.spares]
 
     def live_seats(self) -> list[Seat]:
-        """Return the seats, by slot, whose holder is believed to be alive."""
+        """Return the seats whose holder is considered alive, in slot order."""
         by_slot = self.state.by_slot
         return [self.state.seats[by_slot[slot]] for slot in sorted(by_slot) if slot not in self.absent]
 
     def names_of(self, slots: Collection[int]) -> str:
-        """Return the names of the slots' holders for messages: ``2, 5, 7``."""
+        """Return the names of the slots' holders for a message, such as ``2, 5, 7``."""
         if slots is not self.absent:
             return self._named(heapq.nsmallest(NAMED, slots), len(slots))
         state = (self.version, self._written)
@@ -270,7 +270,7 @@ class Ledger:
         return self._absent_names[1]
 
     def _first_absent(self) -> list[int]:
-        """Return the lowest absent slots, and drop the stale slots that precede them."""
+        """Return the lowest absent slots, and drop outdated entries before them."""
         found: list[int] = []
         passed = 0
         for slot in self._in_order:

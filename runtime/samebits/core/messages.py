@@ -106,7 +106,7 @@ class KeyOutcome(enum.IntEnum):
 
 
 class RoundId(NamedTuple):
-    """Id of one attempt to form a generation; ordered like a point.
+    """ID of one attempt to form a generation. IDs are ordered.
 
     Never reused, because ``term`` is durable and strictly increasing.
     """
@@ -131,7 +131,7 @@ class Process(NamedTuple):
 
 
 class Credential(Value, frozen=True):
-    """The sender's identity, compared with its seat before anything else is read."""
+    """The sender's identity, which is compared with its seat before anything else is read."""
 
     job: Id
     node: NodeId
@@ -140,7 +140,7 @@ class Credential(Value, frozen=True):
 
 
 class MemberRecord(Value, frozen=True):
-    """A member's knowledge of its job, from which a lost journal can be rebuilt."""
+    """What a member knows about its job, from which a lost journal can be rebuilt."""
 
     term: Int  # the latest that the scheduler sent it
     generation: Int
@@ -161,28 +161,28 @@ class RankPosition(Value, frozen=True):
 
 
 class Copy(Value, frozen=True):
-    """A copy, in a buddy's memory, of the point that the rank of ``slot`` saved."""
+    """A copy, in a buddy's memory, of a point that the rank of ``slot`` has saved."""
 
     slot: Int
     point: Point
 
 
 class Loan(Value, frozen=True):
-    """A copy to send: the receiving rank, and the slot of the rank that saved it."""
+    """A copy to send: the rank that receives it, and the slot of the rank that saved it."""
 
     rank: Int
     slot: Int
 
 
 class KeptCommit(Value, frozen=True):
-    """A commit in shared memory that outlives its process: the complete state, or only generators' states (a page)."""
+    """A commit in shared memory that survives its process: the complete state, or only generator states (a page)."""
 
     point: Point
     commits: Int  # commits on the line up to this one
 
 
 class Page(Value, frozen=True):
-    """A slot's surviving random generator states, at its last commits and since then."""
+    """A slot's surviving random generator states, at its last commits and later."""
 
     commits: Few[KeptCommit]
     generation: Int  # of the step after the last commit
@@ -192,7 +192,7 @@ class Page(Value, frozen=True):
 
 
 class OrphanedPage(Value, frozen=True):
-    """The page of a dead rank, read and lent by another rank on its host."""
+    """The page of a dead rank, which another rank on its host has read and can send."""
 
     slot: Int
     page: Page
@@ -207,14 +207,14 @@ class PageLoan(Value, frozen=True):
 
 
 class LiveStep(Value, frozen=True):
-    """Facts about the step that led to the commit in a process's memory."""
+    """Facts about the step before the commit in a process's memory."""
 
     collectives: Int
     draws_late: bool  # random numbers were drawn between the last collective and the commit
 
 
 class Sharding(Value, frozen=True):
-    """How a device mesh divides a state among the ranks, which fill the mesh in rank order.
+    """How a device mesh divides the state among ranks. The ranks fill the mesh in order.
 
     Attributes:
         sizes: ranks along each dimension of the mesh, outermost first.
@@ -240,7 +240,7 @@ class Sharding(Value, frozen=True):
 
 
 class Holdings(Value, frozen=True):
-    """The state that a process brings into a round, as input of ``restore.choose_restore_point``."""
+    """The points and copies that a process brings into a round; the input of ``restore.choose_restore_point``."""
 
     points: Few[Point]  # verified, on its disk
     own_parts: bool  # it has state that only its own points contain (saved RNG state)
@@ -265,7 +265,7 @@ class Holdings(Value, frozen=True):
 
 
 class Register(Value, frozen=True, tag=1):
-    """A process's request for a seat (``incarnation`` 0), or to resume its own. Idempotent per session."""
+    """A process's request for a seat (``incarnation`` 0), or to resume its own seat. Idempotent per session."""
 
     protocol: Int
     job: Id  # "": unknown to the sender
@@ -281,7 +281,7 @@ class Register(Value, frozen=True, tag=1):
 
 
 class Heartbeat(Value, frozen=True, tag=2):
-    """The complete state of one agent, sent every HEARTBEAT_INTERVAL and after each change."""
+    """The complete state of one agent, sent every HEARTBEAT_INTERVAL seconds and after each change."""
 
     sender: Credential
     term: Int  # of the scheduler start that the sender is connected to
@@ -300,7 +300,7 @@ class Join(Value, frozen=True, tag=3):
 
 
 class Publish(Value, frozen=True, tag=4):
-    """The sender's part of the address map, sent if the join lacked it, and repeated."""
+    """The sender's part of the address map. Sent, and repeated, if its Join did not contain it."""
 
     sender: Credential
     generation: Int
@@ -308,7 +308,7 @@ class Publish(Value, frozen=True, tag=4):
 
 
 class ReportEnvelope(Value, frozen=True, tag=48):
-    """Envelope of a report, with the sender's generation and step at the time."""
+    """A report, with the sender's generation and step when it was made."""
 
     sender: Credential
     body: Report
@@ -317,7 +317,7 @@ class ReportEnvelope(Value, frozen=True, tag=48):
 
 
 class Leave(TextValue, frozen=True, tag=6):
-    """The sender gives up its seat. ``on_purpose``: its program has ended, or it was asked to stop."""
+    """The sender gives up its seat. ``on_purpose``: its program has ended, or the worker was asked to stop."""
 
     sender: Credential
     on_purpose: bool
@@ -327,9 +327,9 @@ class Leave(TextValue, frozen=True, tag=6):
 
 
 class KeyCall(Value, frozen=True, tag=40):
-    """A call to the scheduler's keys, repeated under the same number until it is answered.
+    """A call of ``samebits.kv``, repeated under the same number until it is answered.
 
-    A scheduler release without keys ignores it, so it is sent only if the script calls ``samebits.kv``.
+    An earlier scheduler release without keys ignores it, so it is sent only if the script calls ``samebits.kv``.
     """
 
     sender: Credential
@@ -345,13 +345,13 @@ class KeyCall(Value, frozen=True, tag=40):
 
 
 class StatusQuery(Value, frozen=True, tag=7):
-    """Requests one :class:`Status` or, with ``follow``, one now and one after each change."""
+    """Request for one :class:`Status` or, with ``follow``, for one now and one after each change."""
 
     follow: bool
 
 
 class StopJob(Value, frozen=True, tag=8):
-    """Requests a graceful end of the job.
+    """Request to end the job gracefully.
 
     Attributes:
         by: shown to all processes.
@@ -365,9 +365,9 @@ class StopJob(Value, frozen=True, tag=8):
 
 
 class OperatorDecision(Value, frozen=True, tag=13):
-    """An operator's or launcher's decision, for the history; nodes in ``drain`` leave at their next commit.
+    """A decision of an operator or launcher, for the history. The nodes in ``drain`` leave at their next commit.
 
-    The decision is repeated, without its text, until these nodes have left.
+    The message is repeated without its text until these nodes have left.
     """
 
     text: Annotated[str, line(MAX_DECISION)]  # includes the reason
@@ -375,7 +375,7 @@ class OperatorDecision(Value, frozen=True, tag=13):
 
 
 class ProcessSeen(Value, frozen=True, tag=15):
-    """State of a worker's process as its host's follower sees it. Informational only."""
+    """State of a worker's process, observed on its host by a follower. Informational only."""
 
     node: NodeId
     host: HostName
@@ -411,7 +411,7 @@ class ProcessEnded(Value, frozen=True, tag=14):
 
 
 class Admitted(Value, frozen=True, tag=20):
-    """The session has the seat. Sent after the seat is durable."""
+    """The session now has the seat. Sent after this is durable."""
 
     session: str
     job: str
@@ -424,7 +424,7 @@ class Admitted(Value, frozen=True, tag=20):
 
 
 class Pending(Value, frozen=True, tag=21):
-    """The session is known; slots are assigned when all workers have registered."""
+    """The session was accepted. Slots are assigned when all workers have registered."""
 
     session: str
     term: Int
@@ -433,7 +433,7 @@ class Pending(Value, frozen=True, tag=21):
 
 
 class Refused(TextValue, frozen=True, tag=22):
-    """The process is not admitted. ``retry_after_s``: seconds until it may be; 0: waiting cannot help."""
+    """The process is not admitted. It may ask again in ``retry_after_s`` seconds; 0: waiting cannot help."""
 
     session: str
     refusal: Refusal
@@ -444,7 +444,7 @@ class Refused(TextValue, frozen=True, tag=22):
 
 
 class Fenced(TextValue, frozen=True, tag=23):
-    """The seat belongs to a later incarnation or to another node; the receiver must exit."""
+    """The seat belongs to a later incarnation or another node, so the receiver must exit."""
 
     job: str
     session: str
@@ -471,7 +471,7 @@ class RoundOpened(TextValue, frozen=True, tag=24):
 
 
 class GenerationStarted(TextValue, frozen=True, tag=25):
-    """The generation is durable; gives the receiver's place in it."""
+    """A new generation is durable. Contains the receiver's place in it."""
 
     job: str
     term: Int
@@ -497,7 +497,7 @@ class GenerationStarted(TextValue, frozen=True, tag=25):
 
 
 class AddressMap(Value, frozen=True, tag=26):
-    """All members' parts, in rank order; sent when the last part has arrived."""
+    """All members' addresses in rank order. Sent when the last one has arrived."""
 
     job: str
     term: Int
@@ -506,7 +506,7 @@ class AddressMap(Value, frozen=True, tag=26):
 
 
 class CommittedPoint(Value, frozen=True, tag=30):
-    """Every member of the generation has this point on disk: older ones may be deleted."""
+    """Every member of the generation has this point on disk, so older ones may be deleted."""
 
     job: str
     term: Int
@@ -515,7 +515,7 @@ class CommittedPoint(Value, frozen=True, tag=30):
 
 
 class Explain(Value, frozen=True, tag=31):
-    """The ranks differ at this commit: report its digest again, with its parts."""
+    """The ranks differ at this commit. Asks the receiver to send its digest again, with its parts."""
 
     job: str
     term: Int
@@ -524,7 +524,7 @@ class Explain(Value, frozen=True, tag=31):
 
 
 class EqualPoint(Value, frozen=True, tag=34):
-    """All ranks reported the same digest: older copies in memory are no longer needed."""
+    """All ranks reported the same digest, so older copies in memory are no longer needed."""
 
     job: str
     term: Int
@@ -533,7 +533,7 @@ class EqualPoint(Value, frozen=True, tag=34):
 
 
 class GiveUp(TextValue, frozen=True, tag=32):
-    """The receiver's main thread is stuck: report where, give up the seat and exit."""
+    """The receiver's main thread is stuck. Asks the receiver to report where, give up the seat and exit."""
 
     job: str
     term: Int
@@ -542,7 +542,7 @@ class GiveUp(TextValue, frozen=True, tag=32):
 
 
 class KeyAnswer(TextValue, frozen=True, tag=41):
-    """The answer to a :class:`KeyCall`, sent once the change is made (and durable, for a durable key)."""
+    """The answer to a :class:`KeyCall`, sent after the change was made and, for a durable key, is durable."""
 
     session: Id
     number: Count
@@ -563,7 +563,7 @@ class Depart(TextValue, frozen=True, tag=33):
 
 
 class StopAt(Value, frozen=True, tag=35):
-    """All members of the generation stop after the same commit.
+    """All members of the generation must stop after the same commit.
 
     Repeated until the receiver has stopped there.
     """
@@ -583,7 +583,7 @@ class Finished(Value, frozen=True, tag=27):
 
 
 class EndJob(TextValue, frozen=True, tag=28):
-    """The job is over for all processes, for this reason."""
+    """The job is over for all processes. Contains the reason."""
 
     job: str
     term: Int
@@ -633,7 +633,7 @@ _REGISTERS: Schema[_AnyRegister] = Schema(_AnyRegister)
 
 
 def protocol_difference(sender: str, protocol: int) -> str:
-    """Return why a sender with a different protocol is refused, naming both protocols."""
+    """Return why a sender with a different protocol version is refused. The text names both versions."""
     return (
         f"this scheduler speaks protocol {PROTOCOL}, {sender} speaks {protocol}, so their releases differ. "
         "Fix: install the same samebits release on all hosts"
@@ -641,7 +641,7 @@ def protocol_difference(sender: str, protocol: int) -> str:
 
 
 def protocol_of(packed: bytes) -> int | None:
-    """Return the protocol of a Register, its first field in every version, or None."""
+    """Return the protocol version of a Register message, its first field in every version, or None."""
     try:
         return _REGISTERS.unpack(packed).protocol
     except ProtocolError:

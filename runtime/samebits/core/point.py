@@ -12,7 +12,7 @@ from samebits.core.values import Int, Value
 
 
 class Point(NamedTuple):
-    """The state after ``step`` optimizer steps, as ``generation`` computed it; ordered by (step, generation).
+    """The state after ``step`` optimizer steps of ``generation``. Ordered by (step, generation).
 
     Generations count from 1: generation 0 means "before the first one" and never exists on disk.
     """
@@ -25,10 +25,10 @@ class Point(NamedTuple):
 
 
 class Cut(Value, frozen=True):
-    """Points of ``generation`` up to ``step`` are on the job's line; later ones were abandoned.
+    """Points of ``generation`` up to ``step`` belong to the job's line; later ones were abandoned.
 
-    A step of -1 marks a lost journal. The generations up to this one are then known only from other cuts. All their
-    points that no other cut covers are dropped, and no later generation reuses one of their numbers.
+    A step of -1 marks a lost journal. Of the generations up to this one, only points that another cut covers are known
+    to be valid. All others are dropped, and no later generation reuses one of their numbers.
     """
 
     generation: Int

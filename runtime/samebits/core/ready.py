@@ -25,14 +25,14 @@ class Severity(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One decision and its reason, for the log, the status and tests."""
+    """A decision and its reason, for the log, the status and tests."""
 
     level: Severity
     text: str
 
 
 class Send(NamedTuple):
-    """A message for one session. A named tuple, because one loss may create ten thousand."""
+    """A message to one session. A named tuple, because one loss may create ten thousand."""
 
     session: str
     message: FromScheduler
@@ -40,7 +40,7 @@ class Send(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job is over: the shell delivers ``sends`` and exits."""
+    """The job is over. The caller delivers ``sends`` and exits."""
 
     kind: EndKind
     text: str
@@ -48,7 +48,7 @@ class JobEnded:
 
 @dataclass(slots=True)
 class Ready:
-    """The output of one step, which the shell carries out and then discards."""
+    """The result of one step, which the caller carries out and then discards."""
 
     records: list[Record] = field(default_factory=list)
     sends: list[Send] = field(default_factory=list)
@@ -58,14 +58,14 @@ class Ready:
 
     @property
     def is_about_keys(self) -> bool:
-        """Return whether only a key was called and nothing else about the job changed."""
+        """Return whether the step only handled a key and changed nothing else about the job."""
         if self.records or self.notes or self.ended:
             return False
         return all(isinstance(send.message, KeyAnswer) for send in self.sends)
 
     @property
     def is_empty(self) -> bool:
-        """Return whether there is nothing to carry out."""
+        """Return whether there is nothing to do."""
         return not (self.records or self.sends or self.notes or self.ended or self.key_records)
 
     def say(self, text: str, level: Severity = Severity.INFO) -> None:

@@ -1,7 +1,7 @@
 """Journal records: frozen values that the scheduler writes before it sends anything.
 
-Replaying any prefix of these records gives the state of the scheduler after the last of them. Times are in seconds of
-the scheduler host's boot clock and are valid only together with that host's ``boot_id``.
+Replaying the first n records gives the scheduler's state after the n-th record. Times are in seconds of the scheduler
+host's boot clock and are valid only together with that host's ``boot_id``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class JobCreated(Value, frozen=True, tag=1):
 
 
 class TermStarted(Value, frozen=True, tag=2):
-    """A scheduler start. All messages accepted in earlier terms arrived before ``at``."""
+    """The scheduler has started. All messages accepted in earlier terms arrived before ``at``."""
 
     term: Int
     boot_id: str
@@ -40,7 +40,7 @@ class _Seat(Value, frozen=True):
 
 
 class SeatGranted(_Seat, frozen=True, tag=3):
-    """``node`` holds ``slot`` with this incarnation; supersedes what the node held before."""
+    """``node`` holds ``slot`` with this incarnation. Replaces whatever the node held before."""
 
 
 class RebuiltSeat(_Seat, frozen=True):
@@ -48,14 +48,14 @@ class RebuiltSeat(_Seat, frozen=True):
 
 
 class SeatResumed(Value, frozen=True, tag=4):
-    """The same incarnation sent a message again, in a new term or after its loss."""
+    """The same incarnation has sent a message again, in a new term or after its loss."""
 
     node: str
     incarnation: Int
 
 
 class SeatLost(TextValue, frozen=True, tag=5):
-    """This incarnation's lease ended; its cool-down runs from ``since``."""
+    """The lease of this incarnation has ended. Its cool-down starts at ``since``."""
 
     node: str
     incarnation: Int
@@ -65,7 +65,7 @@ class SeatLost(TextValue, frozen=True, tag=5):
 
 
 class CauseFound(TextValue, frozen=True, tag=18):
-    """The loss of a member that ended its generation; one record for each member lost at once.
+    """The loss of a member that ended its generation. If several were lost at once, each has a record.
 
     A later record about the same member, with more details, replaces the earlier one.
     """
@@ -80,14 +80,17 @@ class CauseFound(TextValue, frozen=True, tag=18):
 
 
 class SeatLeft(Value, frozen=True, tag=6):
-    """The node left on purpose and has no cool-down. After training: its script reached its end."""
+    """The node has left on purpose, so it has no cool-down. After training: its script has reached its end."""
 
     node: str
     incarnation: Int
 
 
 class SeatQuiet(Value, frozen=True, tag=12):
-    """No message was accepted from the node after ``since``, when its cool-down starts. Written only by compaction."""
+    """The cool-down of the node starts at ``since``, when its last message was accepted.
+
+    Written only when the journal is compacted.
+    """
 
     node: str
     boot_id: str
@@ -95,14 +98,14 @@ class SeatQuiet(Value, frozen=True, tag=12):
 
 
 class SeatRetired(Value, frozen=True, tag=7):
-    """The node lost its slot for good; another node may take it."""
+    """The node has lost its slot for good, and another node may take it."""
 
     node: str
     slot: Int
 
 
 class SpareAdmitted(Value, frozen=True, tag=14):
-    """``node`` is a spare: it has no slot. Replaces whatever the node held before."""
+    """``node`` is a spare, so it has no slot. Replaces whatever the node held before."""
 
     node: str
     incarnation: Int
@@ -111,14 +114,14 @@ class SpareAdmitted(Value, frozen=True, tag=14):
 
 
 class SlotGiven(Value, frozen=True, tag=15):
-    """The spare ``node`` takes ``slot``; its incarnation stays."""
+    """The spare ``node`` takes ``slot``. Its incarnation does not change."""
 
     node: str
     slot: Int
 
 
 class ReplacementShown(Value, frozen=True, tag=17):
-    """``node`` proved that the job's launcher started it. Numbers up to its own cannot be used again."""
+    """``node`` has proved that the job's launcher started it. Numbers up to its own cannot be used again."""
 
     node: str
 
@@ -134,7 +137,7 @@ class _Generation(Value, frozen=True):
 
 
 class GenerationCommitted(_Generation, frozen=True, tag=8):
-    """One committed membership: ``members`` are (node, incarnation) and ``slots`` their slots, both by rank."""
+    """A new generation: ``members`` are (node, incarnation) and ``slots`` their slots, both by rank."""
 
 
 class RebuiltGeneration(_Generation, frozen=True):
@@ -142,7 +145,7 @@ class RebuiltGeneration(_Generation, frozen=True):
 
 
 class JobRebuilt(Value, frozen=True, tag=13):
-    """A majority of the last generation's members restored the content of a lost journal.
+    """A majority of the last generation's members has restored the content of a lost journal.
 
     Replaces all earlier records. It is a single record so that the rebuild is atomic.
     """
@@ -159,7 +162,7 @@ class JobRebuilt(Value, frozen=True, tag=13):
 
 
 class TrainingFinished(Value, frozen=True, tag=9):
-    """Every member has a durable copy of its last commit, ``point``, and all digests match."""
+    """Every member has a durable copy of its last commit, ``point``, and all digests are equal."""
 
     point: Point
 
@@ -171,10 +174,10 @@ class PointCommitted(Value, frozen=True, tag=16):
 
 
 class RolledBack(TextValue, frozen=True, tag=19):
-    """The ranks of ``generation`` differed; the next generation starts at ``to`` or earlier.
+    """The ranks of ``generation`` differed, so the next generation starts at ``to`` or earlier.
 
-    ``to`` is the last point where all digests matched. ``suspects`` are the (node, incarnation) pairs that take their
-    state from other ranks.
+    ``to`` is the last point at which all digests were equal. ``suspects`` are the (node, incarnation) pairs that take
+    their state from other ranks.
     """
 
     generation: Int
@@ -192,7 +195,7 @@ class RolledBack(TextValue, frozen=True, tag=19):
 
 
 class JobInterrupted(TextValue, frozen=True, tag=10):
-    """The job ended unfinished and can be resumed."""
+    """The job has ended unfinished and can be resumed."""
 
     kind: EndKind
     step: Int
@@ -202,7 +205,7 @@ class JobInterrupted(TextValue, frozen=True, tag=10):
 
 
 class StopPlanned(TextValue, frozen=True, tag=20):
-    """An operator asked the job to stop after a commit that every rank makes.
+    """An operator has asked the job to stop after a commit that every rank makes.
 
     A later record replaces the earlier one. A new generation must agree again, because it counts its own commits.
     """
@@ -212,7 +215,7 @@ class StopPlanned(TextValue, frozen=True, tag=20):
 
 
 class JobFinished(Value, frozen=True, tag=11):
-    """The job is complete; the next start on this path begins a new job."""
+    """The job is complete. The next start with this path begins a new job."""
 
 
 Record = (

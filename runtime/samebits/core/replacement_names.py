@@ -1,7 +1,7 @@
-"""Names of replacement nodes: ``2.1``, then ``2.2`` and so on, take over from node ``2``.
+"""Names of replacement nodes: ``2.1``, then ``2.2`` and so on, replace node ``2``.
 
-A replacement's name contains that of the line's first node. So no table is needed to find the first node, the
-replacement's number and the device.
+A replacement's name contains that of the first node. No table is therefore needed to find the first node, the
+replacement's number and its device.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ _ORDINALS = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth",
 
 
 def root_of(node: str) -> str:
-    """Return the line's first node, or the node itself if it is not a replacement."""
+    """Return the first node that this node replaces, or the node itself if it is not a replacement."""
     found = _REPLACEMENT.fullmatch(node)
     return node if found is None else found[1]
 
 
 def number_of(node: str) -> int:
-    """Return the replacement's number in its line; 0 for the first node."""
+    """Return the number of the replacement, or 0 for a first node."""
     found = _REPLACEMENT.fullmatch(node)
     return 0 if found is None else int(found[2])
 
 
 def title_of(node: str) -> str:
-    """Return a node's name for people: ``2``, or ``2 (second process)`` for ``2.1``."""
+    """Return a node's name for messages: ``2``, or ``2 (second process)`` for ``2.1``."""
     return _titled(root_of(node), number_of(node)) if number_of(node) else node
 
 
@@ -49,7 +49,7 @@ def _titled(root: str, number: int) -> str:
 
 
 def _ordinal(number: int) -> str:
-    """Return a replacement's ordinal; number 1 is the second process of its line."""
+    """Return the ordinal word for a replacement, such as "second" for number 1."""
     return _ORDINALS[number - 1] if number <= len(_ORDINALS) else f"{number + 1}th"
 
 
@@ -66,10 +66,10 @@ def successor_of(node: str) -> str:
 
 
 def may_be_replaced(node: str) -> bool:
-    """Return whether the name allows replacements: a number, or itself a replacement."""
+    """Return whether a node with this name can be replaced: it is a number or itself a replacement."""
     return _REPLACEMENT.fullmatch(f"{root_of(node)}.{number_of(node) + 1}") is not None
 
 
 def replaces(node: str, other: str) -> bool:
-    """Return whether ``node`` is a later replacement in the line of ``other``."""
+    """Return whether ``node`` is a later replacement of the same first node as ``other``."""
     return root_of(node) == root_of(other) and number_of(node) > number_of(other)

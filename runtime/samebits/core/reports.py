@@ -1,10 +1,10 @@
 """Reports of a worker: one frozen struct per kind.
 
-A sensor creates a body once. The worker's agent wraps it in the envelope ``messages.ReportEnvelope`` and repeats it
-according to its class (:class:`Delivery`); the scheduler passes it to the judge registered for its type. Each body is
-complete, so any of them may be lost, duplicated or late. The field types hold the limits.
+A sensor creates a report once. The worker's agent puts it into the envelope ``messages.ReportEnvelope`` and repeats it
+as its :class:`Delivery` requires; the scheduler passes it to the handler registered for its type. Each report is
+complete, so any of them may be lost, duplicated or late. The field types define the limits.
 
-A new kind needs one class here, its name in :data:`Report`, a sensor, and a judge in ``scheduler.SchedulerCore``.
+A new kind needs one class here, its name in :data:`Report`, a sensor, and a handler in ``scheduler.SchedulerCore``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ReportPlace = Annotated[str, line(MAX_PLACE_CHARS)]
 
 
 class Delivery(enum.Enum):
-    """When an agent sends the newest body of a kind."""
+    """When an agent sends the newest report of a kind."""
 
     ONCE = "at once, and never again"
     KEPT = "at once, and again on every connection"
@@ -62,7 +62,7 @@ class Delivery(enum.Enum):
 
 
 class Body(Value, frozen=True):
-    """Base of all report bodies.
+    """Base class of all reports.
 
     Attributes:
         delivery: when it is sent.
@@ -76,7 +76,7 @@ class Body(Value, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the body is empty and so only withdraws an earlier one."""
+        """Return whether the report is empty and only withdraws an earlier one."""
         return not getattr(self, self.__struct_fields__[0])
 
 
@@ -96,7 +96,7 @@ class Phase(enum.IntEnum):
 
 
 class Progress(NamedTuple):
-    """Position of a process that completes no step and launches no collective."""
+    """What a process that completes no step and calls no collective is doing."""
 
     phase: Phase
     collectives: Count  # launched in the generation's own group
@@ -108,7 +108,7 @@ class Progress(NamedTuple):
 
 
 class StallReport(Body, frozen=True, tag=12):
-    """The main thread has made no progress for longer than ever before; None withdraws the report."""
+    """The main thread has made no progress for longer than ever before. None withdraws the report."""
 
     progress: Progress | None = None
 
@@ -121,7 +121,7 @@ class StallReport(Body, frozen=True, tag=12):
 
 
 class Sign(enum.IntEnum):
-    """A resource that a host may lack, or a fault of the worker's device."""
+    """A resource that a host may run out of, or a fault of the worker's device."""
 
     CPU = 1
     MEMORY = 2
@@ -159,7 +159,7 @@ class HealthReport(Body, frozen=True, tag=42):
 
 
 class StepTime(NamedTuple):
-    """Where a rank's main thread spends one step, in microseconds; the parts add up to the step."""
+    """How a rank's main thread spends one step, in microseconds. The parts add up to the step."""
 
     data_us: Microseconds  # waiting for the loader's next batch
     compute_us: Microseconds  # everything else
@@ -179,14 +179,14 @@ class StepTiming(Body, frozen=True, tag=46):
 
 
 class Figure(NamedTuple):
-    """A number measured by a worker: its script's own, or ``cpu`` and ``memory`` of its process."""
+    """A number that a worker reports: from its script, or ``cpu`` and ``memory`` of its process."""
 
     name: Annotated[str, line(MAX_FIGURE_CHARS, least=1)]
     value: Finite
 
 
 class Figures(Body, frozen=True, tag=47):
-    """The sender's measurements: the newest figure of each name."""
+    """The newest value of each number that the sender reports."""
 
     figures: Annotated[tuple[Figure, ...], Meta(max_length=MAX_FIGURES)] = ()
 
@@ -195,7 +195,7 @@ class Figures(Body, frozen=True, tag=47):
 
     @classmethod
     def of(cls, figures: Sequence[Figure]) -> Figures:
-        """Return the report on these figures, cut to MAX_FIGURES."""
+        """Return the report with these numbers, cut to MAX_FIGURES."""
         return cls(tuple(figures[:MAX_FIGURES]))
 
 
@@ -209,7 +209,7 @@ class SavedPoints(Body, frozen=True, tag=9):
 
     @classmethod
     def of(cls, points: Sequence[Point], stalled_s: float = 0.0) -> SavedPoints:
-        """Return the report on these ascending points, cut to the newest."""
+        """Return the report with these ascending points, cut to the newest ones."""
         return cls(tuple(points[-MAX_SAVED_POINTS:]), stalled_s)
 
 
@@ -226,7 +226,7 @@ class PartKind(enum.IntEnum):
 
 
 class Part(NamedTuple):
-    """One part of a rank's state; ``value`` is a printable text, or a tensor's hash in hex."""
+    """One part of a rank's state. ``value`` is printable text, or a tensor's hash in hex."""
 
     kind: PartKind
     name: Annotated[str, line(MAX_PART_CHARS)]
@@ -246,7 +246,7 @@ class Digest(Value, frozen=True):
 
 
 class Digests(Body, frozen=True, tag=11):
-    """The digests of the sender's newest commits. Repeated with each heartbeat once the sender is done."""
+    """The digests of the sender's newest commits, repeated with each heartbeat once the sender is done."""
 
     digests: Annotated[tuple[Digest, ...], Meta(max_length=MAX_DIGESTS)]
 
@@ -254,7 +254,7 @@ class Digests(Body, frozen=True, tag=11):
 
     @classmethod
     def of(cls, digests: Sequence[Digest]) -> Digests:
-        """Return the report on these ascending commits, cut to the newest, each with at most MAX_PARTS parts."""
+        """Return the report with these ascending commits, cut to the newest ones and to MAX_PARTS parts each."""
         newest = digests[-MAX_DIGESTS:]
         return cls(
             tuple(one if len(one.parts) <= MAX_PARTS else replace(one, parts=one.parts[:MAX_PARTS]) for one in newest)
@@ -271,7 +271,7 @@ class Digests(Body, frozen=True, tag=11):
 
 
 class Anomaly(Body, frozen=True, tag=44):
-    """An implausible number, reported once per series, or the fault that caused it, once known."""
+    """An implausible number, reported once per series, or the fault that caused it once that is known."""
 
     step: Count
     text: Annotated[str, line(MAX_ANOMALY_CHARS)]  # the number and what is wrong with it
@@ -295,7 +295,7 @@ class StopsAfter(Body, frozen=True, tag=49):
 
 
 class LastWords(Body, TextValue, frozen=True, tag=5):
-    """The fatal error of a sender that is about to exit, shown to all as the cause.
+    """The fatal error of a sender that is about to exit, shown to everyone as the cause.
 
     Attributes:
         text: the error.
@@ -307,7 +307,7 @@ class LastWords(Body, TextValue, frozen=True, tag=5):
 
 
 class PeerGone(Body, frozen=True, tag=10):
-    """The process of another session, on the sender's host, is dead."""
+    """The process of another session on the sender's host is dead."""
 
     session: Id
 

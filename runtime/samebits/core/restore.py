@@ -38,7 +38,7 @@ Key: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """A copy that a rank loads: the rank that keeps it, and the slot that saved it."""
+    """A copy that a rank loads: the rank that stores it, and the slot that saved it."""
 
     keeper: int
     slot: int
@@ -46,7 +46,7 @@ class Borrowed:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The chosen point, its holders, and the text that explains the choice."""
+    """The chosen point, the ranks that hold it, and a text that explains the choice."""
 
     point: Point | None
     holders: frozenset[int]
@@ -60,7 +60,7 @@ class Restore:
     lost: str = ""  # why there is no point, although members hold some
 
     def source_of(self, rank: int) -> int:
-        """Return the rank that provides ``rank``'s point: itself if it holds one."""
+        """Return the rank from which ``rank`` gets the point: itself if it holds the point."""
         borrowed = self.borrowed.get(rank)
         return self.sources.get(rank, rank) if borrowed is None else borrowed.keeper
 
@@ -69,12 +69,12 @@ class Restore:
         return self.serves.get(rank, ())
 
     def lent_by(self, rank: int) -> tuple[Loan, ...]:
-        """Return the copies kept by ``rank`` that it or others load."""
+        """Return the copies stored by ``rank`` that it or other ranks load."""
         return self.lends.get(rank, ())
 
 
 def drop_doubtful_points(joined: Mapping[int, Holdings], equal: Point | None) -> dict[int, Holdings]:
-    """Return ``joined`` without points after ``equal``, the last point known to be common."""
+    """Return ``joined`` without points later than ``equal``, the last point at which the ranks were equal."""
 
     def is_equal(point: Point) -> bool:
         return equal is not None and point <= equal
@@ -211,7 +211,7 @@ def choose_restore_point(
 
 
 def lost_progress(found: Point | None, known: Point | None, joined: Mapping[int, Holdings]) -> str:
-    """Explain why training must not start from ``found``; "" if it may.
+    """Return why training must not start from ``found``, or "" if it may.
 
     Args:
         found: the chosen restore point.
@@ -231,7 +231,7 @@ def lost_progress(found: Point | None, known: Point | None, joined: Mapping[int,
 
 
 def lost_steps(found: Point | None, known: Point | None) -> str:
-    """Explain that ``found`` is older than the newest point every rank had; "" if it isn't."""
+    """Return a text if ``found`` is older than the newest point that every rank had, otherwise ""."""
     if found is None or known is None or found.step >= known.step:
         return ""
     return (
@@ -242,7 +242,7 @@ def lost_steps(found: Point | None, known: Point | None) -> str:
 
 
 def _keys(joined: Mapping[int, Holdings]) -> dict[int, Key]:
-    """Return the replica key of each rank; all keys are equal if the state is replicated."""
+    """Return the replica key of each rank. All keys are equal if the state is replicated."""
     return {rank: () if one.sharding is None else one.sharding.key_of(rank) for rank, one in joined.items()}
 
 
@@ -253,9 +253,9 @@ def _in_memory(joined: Mapping[int, Holdings], point: Point) -> list[int]:
 
 
 def _kept(joined: Mapping[int, Holdings]) -> dict[int, frozenset[Point]]:
-    """Return, by rank, the points whose last commit is in its shared-memory copies.
+    """Return the points whose last commit is in each rank's shared-memory copies.
 
-    A step may have several commits. The commit in a live memory counts as its last one, or else the newest copy.
+    A step may have several commits. The commit in a live memory counts as the last one, or else the newest copy.
     """
     newest: dict[Point, int] = {}
     for one in joined.values():
@@ -270,7 +270,7 @@ def _kept(joined: Mapping[int, Holdings]) -> dict[int, frozenset[Point]]:
 
 
 def _trusted(ranks: Sequence[int], suspects: Collection[int], keys: Mapping[int, Key]) -> list[int]:
-    """Return the ranks without the suspects, but keep suspects whose key no other rank holds."""
+    """Return the ranks without suspects, except suspects whose key no other rank holds."""
     sound = {keys[rank] for rank in ranks if rank not in suspects}
     return [rank for rank in ranks if rank not in suspects or keys[rank] not in sound]
 
@@ -283,7 +283,7 @@ def _without_holder(
     slot_of: Mapping[int, int],
     keys: Mapping[int, Key],
 ) -> set[Key]:
-    """Return the keys that have no holder at this point."""
+    """Return the keys that no rank holds at this point."""
     if point.step == 0 and any(point in one.points and point in held[rank] for rank, one in joined.items()):
         return set()  # saved before anything was sharded
     key_of_slot = {slot_of[rank]: key for rank, key in keys.items()}
@@ -297,7 +297,7 @@ def _without_holder(
 def _sources(
     lacking: Sequence[int], held: Sequence[Sequence[int]], initial: Sequence[int], keys: Mapping[int, Key]
 ) -> dict[int, int]:
-    """Return a holder of its key for each rank that lacks the point, spread evenly.
+    """Assign to each rank that lacks the point a holder of its key, spread evenly.
 
     Args:
         lacking: the ranks without the point.
@@ -316,7 +316,7 @@ def _sources(
 
 
 def _parts_lost(newest: Point, without: Collection[Key], keys: Mapping[int, Key]) -> str:
-    """Explain that no point is left with all parts of the state."""
+    """Return a text that explains that no remaining point has all parts of the state."""
     ranks = sorted(rank for rank, key in keys.items() if key in without)
     return (
         f"the state is sharded, and no memory, copy, buffer or disk holds the part of {_ranks(ranks)} at step "
@@ -326,7 +326,7 @@ def _parts_lost(newest: Point, without: Collection[Key], keys: Mapping[int, Key]
 
 
 def _slots_of(joined: Mapping[int, Holdings], slots: Sequence[int | None] | None) -> dict[int, int]:
-    """Return the slots by rank; without ``slots``, a rank is its slot."""
+    """Return the slots by rank. Without ``slots``, a rank's slot has the same number."""
     found = range(len(joined)) if slots is None else slots
     return {rank: rank if slot is None else slot for rank, slot in enumerate(found)}
 
@@ -338,13 +338,13 @@ NO_SUCH_STEP = "has neither this commit nor the same number of collectives befor
 
 
 def page_obstacle(page: Page | None, point: Point, commits: int, steps: Collection[LiveStep | None]) -> str:
-    """Return why a page lacks its rank's generator states at a commit; "" if it has them.
+    """Return why a page lacks its rank's generator states at a commit, or "" if it has them.
 
-    A rank that was killed in the step that its peers committed had launched all collectives of that step. So its
-    generators at the commit are in their state from before the last collective, unless it drew random numbers after
-    that. Its page doesn't show whether it did. The peers run the same program, so they must provide the answer: they
-    launched as many collectives in that step as the page counts, and none of them drew after the last one. The page
-    must also show that its rank never did so in an earlier step.
+    A rank that was killed in the step that its peers committed had called all collectives of that step. Its generators
+    at the commit are therefore in the state from before the last collective, unless it drew random numbers after that.
+    Its page does not show whether it did, but its peers run the same program: they must have called as many collectives
+    in that step as the page counts, and none of them may have drawn after the last one. The page must also show that
+    its rank never did so in an earlier step.
 
     Args:
         page: the rank's page.
@@ -367,14 +367,14 @@ def page_obstacle(page: Page | None, point: Point, commits: int, steps: Collecti
 
 
 class _FoundPage(NamedTuple):
-    """The best page found for a rank's generators."""
+    """The best page that was found for a rank's generators."""
 
     obstacle: str  # why it cannot bring them to the commit; "" if it can
     lender: int  # the rank that has it
 
 
 def _pages(joined: Mapping[int, Holdings], live: Point, slot_of: Mapping[int, int]) -> dict[int, _FoundPage]:
-    """Return a page for each rank: the first that reaches the last commit of ``live``, else the rank's own."""
+    """Return a page for each rank: the first one that reaches the last commit of ``live``, otherwise the rank's own."""
     commits = max((member.commits for member in joined.values() if member.live == live), default=0)
     steps = [one.live_step for one in joined.values() if one.live == live and one.commits == commits]
     orphaned: dict[int, list[tuple[int, Page | None]]] = {}
@@ -390,7 +390,7 @@ def _pages(joined: Mapping[int, Holdings], live: Point, slot_of: Mapping[int, in
 
 
 def _copies(joined: Mapping[int, Holdings], committed: GenerationCommitted | None) -> dict[int, dict[Point, int]]:
-    """Return, by slot, its points that other ranks keep, each with the first such rank."""
+    """Return, for each slot, its points that other ranks store, each with the first such rank."""
     found: dict[int, dict[Point, int]] = {}
     for rank, member in sorted(joined.items()):
         for copy in member.copies:
@@ -400,7 +400,7 @@ def _copies(joined: Mapping[int, Holdings], committed: GenerationCommitted | Non
 
 
 def _borrow(wanted: Mapping[int, int], kept: Mapping[int, int]) -> dict[int, Borrowed]:
-    """Return, by rank, the copy of its own point that it loads.
+    """Return the copy of its own point that each rank loads.
 
     Args:
         wanted: rank → its slot.
@@ -412,7 +412,7 @@ def _borrow(wanted: Mapping[int, int], kept: Mapping[int, int]) -> dict[int, Bor
 def _share(
     ranks: Sequence[int], kept: Mapping[int, int], keys: Mapping[int, Key], slot_of: Mapping[int, int]
 ) -> dict[int, Borrowed]:
-    """Return, by rank, a copy that holds its key's part, spread evenly over the copies."""
+    """Assign to each rank a copy that holds its key's part, spread evenly over the copies."""
     key_of_slot = {slot_of[rank]: key for rank, key in keys.items()}
     borrowed: dict[int, Borrowed] = {}
     for rank in ranks:
@@ -427,7 +427,7 @@ def _share(
 def _may_lend(slot: int, key_of_slot: Mapping[int, Key], key: Key) -> bool:
     """Return whether a copy of a slot's point holds this key's part.
 
-    For a slot without a rank this is known only if all ranks hold the same part.
+    For a slot without a rank, this is known only if all ranks hold the same part.
     """
     return key_of_slot.get(slot, ()) == key
 
@@ -495,7 +495,7 @@ def _some(items: Iterable[object]) -> str:
 
 
 def differing(mine: Pairs, theirs: Pairs) -> str:
-    """Return ``name is A here and B there`` for each different value; "" if all are equal."""
+    """Return a text such as ``name is A here and B there`` for each different value, or "" if all are equal."""
     if mine == theirs:
         return ""
     left, right = dict(mine), dict(theirs)
@@ -506,5 +506,5 @@ def differing(mine: Pairs, theirs: Pairs) -> str:
 
 
 def shown_name(name: str) -> str:
-    """Return a shared setting's name for a person; messages and journals keep the name of earlier releases."""
+    """Return a shared setting's name for messages to users. Journals keep the name of earlier releases."""
     return "CONSISTENCY's interval" if name == "CONSISTENCY_EVERY" else name

@@ -1,7 +1,7 @@
 """The scheduler's decisions: ``step(event, now) -> Ready`` (docs/contributors/architecture.md).
 
-The shell passes in events and carries out the result: records to disk, then sends, then notes. This module makes the
-decisions that concern several parts: when a round must open and when training is finished.
+The caller passes in events and carries out the result: first records to disk, then messages, then notes. This module
+makes the decisions that concern several parts, such as when a round must open and when training is finished.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The session's connection closed. ``gone``: its process was seen dead on this host."""
+    """Event: the session's connection was closed. ``gone``: its process was seen dead on this host."""
 
     session: str
     gone: bool
@@ -93,14 +93,14 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """The scheduler itself was paused for this long."""
+    """Event: the scheduler itself was paused for this long."""
 
     gap_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """State of a silent session's process, as seen on its host."""
+    """Event: the state of a silent session's process was observed on its host."""
 
     session: str
     process_state: ProcessState
@@ -108,7 +108,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed and the socket is drained: deadlines may be judged."""
+    """Event: time has passed and the socket is drained, so deadlines can be checked."""
 
 
 FromAnyProcess = StopJob | OperatorDecision | ProcessEnded | ProcessSeen | Restarting
@@ -117,7 +117,7 @@ SchedulerEvent = Received | Closed | Stalled | Seen | FromAnyProcess | Tick
 
 
 class SchedulerCore:
-    """One job's scheduler: no I/O, no clock, no randomness.
+    """The scheduler of one job, without I/O, clock or random numbers.
 
     Args:
         policy: the job's settings.
@@ -162,7 +162,7 @@ class SchedulerCore:
     # ---- the contract
 
     def start(self) -> Ready:
-        """Begin this start's term, which is journaled, and all leases."""
+        """Begin this start's term, which is written to the journal, and all leases."""
         ledger, state = self._ledger, self._ledger.state
         if not state.job:
             ledger.write(JobCreated(self._new_job_id, ledger.policy.job_name, ledger.policy.settings))
@@ -184,7 +184,7 @@ class SchedulerCore:
         return self._finish_step()
 
     def step(self, event: SchedulerEvent, now: float) -> Ready:
-        """Process one event. After all pending events a Tick is due, at the latest at ``wake_at``."""
+        """Process one event. After all pending events, send a Tick, at the latest at ``wake_at``."""
         self._ledger.now = now
         match event:
             case Received():
@@ -214,7 +214,7 @@ class SchedulerCore:
         return ready
 
     def repeats(self, session: str, message: object, now: float) -> bool:
-        """Return whether a message repeats one that had no effect; if so, process it.
+        """Process a message if it repeats one that had no effect, and return whether it does.
 
         ``step`` would do the same and return an empty ``Ready``. This is faster for ten thousand heartbeats.
         """
@@ -222,7 +222,7 @@ class SchedulerCore:
         return self._repeats.take(session, message)
 
     def load_keys(self, records: Iterable[KeyRecord]) -> None:
-        """Load the keys' own journal; call this before any session is sent its seat."""
+        """Load the keys' own journal. Call this before any session gets its seat."""
         self._keys = replay(records, self._ledger.state.term)
 
     @property
@@ -237,7 +237,7 @@ class SchedulerCore:
 
     @property
     def ready(self) -> int | None:
-        """Return how many members have joined the open round; None if none is urgent."""
+        """Return how many members have joined the open round, or None if no urgent round is open."""
         return self._rendezvous.joined if self._rendezvous.is_urgent() else None
 
     @property
@@ -246,7 +246,7 @@ class SchedulerCore:
         return list(self._ledger.notices)
 
     def show(self, text: str) -> None:
-        """Show a warning, which the caller has logged, once to each follower."""
+        """Show a warning once to each follower. The caller has already logged it."""
         self._ledger.show(text)
 
     @property
@@ -281,21 +281,21 @@ class SchedulerCore:
 
     @property
     def first_cause(self) -> str:
-        """Return the first loss since the job last trained; "" while it trains."""
+        """Return the first loss since the job last trained, or "" while it trains."""
         return self._ending.first_cause
 
     @property
     def standstill(self) -> str:
-        """Return which workers hold up the others; "" while the job makes progress."""
+        """Return which workers block the others, or "" while the job makes progress."""
         return self._watch.said
 
     @property
     def found(self) -> Standstill | None:
-        """Return the facts behind ``standstill``; None while the job makes progress."""
+        """Return the facts on which ``standstill`` is based, or None while the job makes progress."""
         return self._watch.found
 
     def silent(self, now: float) -> list[Seat]:
-        """Return the seats that the next Tick will report as silent, so that the shell can look at them."""
+        """Return the seats that the next Tick will report as silent, so that the caller can inspect their processes."""
         self._ledger.now = now
         seats = {seat.node: seat for seat in (*self._leases.silent(), *self._watch.silent())}
         return list(seats.values())
@@ -306,7 +306,7 @@ class SchedulerCore:
         return self._ledger.policy
 
     def presence(self, node: str) -> Liveness | None:
-        """Return the volatile facts about a node's present session; read-only."""
+        """Return what is known, but not durable, about a node's current session. Read-only."""
         return self._ledger.presences.get(node)
 
     def waiting_sessions(self) -> list[str]:
@@ -318,7 +318,7 @@ class SchedulerCore:
         return self._admission.longest_wait_s()
 
     def process_of_session(self, session: str) -> Process | None:
-        """Return where the session that holds a seat runs."""
+        """Return the process of a session that holds a seat, or None."""
         node = self._ledger.sessions.get(session)
         return self._ledger.process_of(node) if node is not None else None
 
@@ -345,7 +345,7 @@ class SchedulerCore:
         return ready
 
     def _remember(self, event: SchedulerEvent, ready: Ready) -> None:
-        """Remember a heartbeat without effect, so that ``repeats`` can skip its repetitions."""
+        """Remember a heartbeat that had no effect, so that ``repeats`` recognizes its repetitions."""
         accepted, self._accepted = self._accepted, None
         if isinstance(event, Received) and isinstance(event.message, KeyCall) and ready.is_about_keys:
             return
@@ -378,7 +378,7 @@ class SchedulerCore:
         self._handlers[type(message)](seat, message)
 
     def _register_judges(self) -> None:
-        """Register the handler of each message type and the judge of each report type."""
+        """Register a handler for each message type and each report type."""
         self._handlers = {
             Heartbeat: self._heartbeat,
             Join: self._join,
@@ -401,7 +401,7 @@ class SchedulerCore:
         }
 
     def _hear(self, seat: Seat, said: ReportEnvelope) -> None:
-        """Pass a worker's report to the judge of its type."""
+        """Pass a worker's report to the handler of its type."""
         self._judges[type(said.body)](seat, said.body, said)
 
     def _take_digests(self, seat: Seat, body: Digests, said: ReportEnvelope) -> None:
@@ -420,7 +420,7 @@ class SchedulerCore:
         self._host_health.note(seat, body, self._rendezvous.rank_of(seat))
 
     def _stop(self, asked: StopJob) -> None:
-        """End the job, or first stop all members after the same commit if they train and that was asked for."""
+        """End the job. If requested, and if members train, first stop all of them after the same commit."""
         state = self._ledger.state
         if asked.at_commit and self._ending.ended is None and state.generation is not None and state.final is None:
             self._joint_stop.ask(asked.by)
@@ -467,14 +467,14 @@ class SchedulerCore:
         self._rendezvous.invite(seat)
 
     def _doubt_journal(self, message: Register) -> None:
-        """Announce, once, that a worker knows of more than the journal holds."""
+        """Announce, once, that a worker knows of more than the journal contains."""
         lost = "" if self._is_journal_doubted else told_more(message, self._ledger.state)
         if lost:
             self._is_journal_doubted = True
             self._ledger.announce(lost)
 
     def _judge_reports(self) -> None:
-        """Begin a rebuilt job as if it had been loaded; workers that reported count as heard from."""
+        """Begin a rebuilt job as if it had been loaded. Workers that reported count as alive."""
         reporters = self._rebuild.judge()
         if reporters is None:
             return
@@ -491,7 +491,7 @@ class SchedulerCore:
         self._compare_with_generation()
 
     def _holder(self, session: str, sender: Credential) -> Seat | None:
-        """Return the sender's seat; a sender without a seat is fenced and changes nothing (S6)."""
+        """Return the sender's seat. A sender without a seat is fenced and changes nothing (S6)."""
         state = self._ledger.state
         seat = state.seats.get(sender.node)
         if (
@@ -520,13 +520,13 @@ class SchedulerCore:
         self._judge_way_back()
 
     def _judge_way_back(self) -> None:
-        """End the job if all steps would be lost, no point is left to return to, or retries are futile."""
+        """End the job if all steps would be lost, if no point is left, or if retries cannot help."""
         if (lost := self._rendezvous.points_lost) and self._ending.ended is None:
             self._ending.blame(lost)
             self._ending.end_job(EndKind.POINTS_LOST, lost)
         back = self._ledger.state.rolled_back
         if self._rendezvous.has_no_way_back and back is not None and self._ending.ended is None:
-            self._end_unequal(f"{back.text}: no rank's memory or disk holds a point of then or before it")
+            self._end_unequal(f"{back.text}: no rank's memory or disk holds a point from that step or an earlier one")
         if self._rendezvous.in_vain and self._ending.ended is None:
             self._ending.end_job(EndKind.INTERRUPTED, self._rendezvous.in_vain)
 
@@ -563,7 +563,7 @@ class SchedulerCore:
         return seat.slot is not None and self._world.is_new(seat.slot) and not self._joint_stop.is_planned
 
     def _member_waits(self, seat: Seat) -> None:
-        """React to a member that left its generation: its collective failed, or it left gently at a commit."""
+        """Handle a member that has left its generation, because a collective failed or the members change."""
         round_ = self._rendezvous.round
         if round_ is None or not round_.gently:
             self._corroborate()
@@ -577,7 +577,7 @@ class SchedulerCore:
         return self._host_health.computed_again() or failed
 
     def _compare_member(self, seat: Seat, message: Heartbeat) -> None:
-        """Compare a member's heartbeat with the last generation and resend what it missed."""
+        """Compare a member's heartbeat with the last generation, and resend what the member has missed."""
         committed = self._ledger.state.generation_number
         if message.generation < committed:
             if self._rendezvous.can_tell():
@@ -596,9 +596,9 @@ class SchedulerCore:
         self._finish_if_equal()
 
     def _judge_equality(self) -> None:
-        """Act on a known difference between ranks: roll back, or end the job.
+        """If ranks differ, roll back or end the job.
 
-        Without a difference, finish training if all final states are equal.
+        If they do not, finish training if all final states are equal.
         """
         is_open = self._ending.ended is None and self._ledger.state.final is None
         found = self._equality.difference() if is_open else None
@@ -626,7 +626,7 @@ class SchedulerCore:
         self._ending.end_job(EndKind.UNEQUAL, text)
 
     def _judge_progress(self) -> None:
-        """End members that hold up the others; if none can be named, form the group again."""
+        """End members that block the others. If none can be named, form the group again."""
         round_ = self._rendezvous.round
         if self._ending.ended is not None or self._ledger.state.final is not None:
             self._watch.end()
@@ -686,7 +686,7 @@ class SchedulerCore:
             self._ledger.ready.say(f"{seat.title} ({seat.process}) ends: {body.text}", Severity.WARNING)
 
     def _ends_job(self, seat: Seat, text: str, status: int) -> bool:
-        """End the job if a retry would meet the same error; return whether the job has ended."""
+        """End the job if a retry would run into the same error, and return whether the job has ended."""
         if self._ending.ended is not None:
             return True
         policy = self._ledger.policy
@@ -702,8 +702,8 @@ class SchedulerCore:
     def _hear_of_end(self, end: ProcessEnded) -> None:
         """Process a launcher's report of an ended process.
 
-        Any process that can connect may send this report. So it only changes messages, and only if the process itself
-        sent no error. The exception is a process that, after training, can no longer report its own exit status.
+        Any process that can connect may send this report. It therefore only changes messages, and only if the process
+        itself sent no error. The exception is a process that, after training, can no longer report its own exit status.
         """
         seat, presence = self._ledger.state.seats.get(end.node), self._ledger.presences.get(end.node)
         if seat is None or presence is None or seat.process[:3] != (end.host, end.pid, end.started_at):
@@ -741,13 +741,13 @@ class SchedulerCore:
         self._ending.finish_if_all_left()
 
     def _hear_of_process_state(self, told: ProcessSeen) -> None:
-        """Record the state of a process on another host; its own messages take precedence."""
+        """Record the state of a process on another host. The process's own messages take precedence."""
         seat, presence = self._ledger.state.seats.get(told.node), self._ledger.presences.get(told.node)
         if seat is not None and presence is not None and seat.process[:3] == (told.host, told.pid, told.started_at):
             presence.process_state, presence.seen_at = ProcessState(told.doing, told.quiet_s), self._ledger.now
 
     def _peer_gone(self, witness: Seat, body: PeerGone, _said: ReportEnvelope) -> None:
-        """Process a worker's report that a process on its host died, before its connection closes."""
+        """Process a worker's report that a process on its host has died, often before its connection closes."""
         session = body.session
         process = self.process_of_session(session)
         if process is not None and process.host == witness.process.host and session != witness.session:
@@ -772,7 +772,7 @@ class SchedulerCore:
         self._ending.finish_if_all_left()
 
     def _corroborate(self) -> None:
-        """Declare members with closed connections lost at once, because a collective failed."""
+        """Count members with closed connections as lost at once, because a collective has failed."""
         round_ = self._rendezvous.round
         for seat in self._leases.closing():
             if self._rendezvous.rank_of(seat) is not None and (round_ is None or seat.node not in round_.came):
@@ -836,7 +836,7 @@ class SchedulerCore:
     # ---- losses, rounds
 
     def _forget_condition(self, node: str) -> None:
-        """Forget the health and pace of a node whose process is gone."""
+        """Forget the health and speed of a node whose process is gone."""
         self._host_health.forget(node)
         self._stragglers.forget(node)
 
@@ -875,7 +875,7 @@ class SchedulerCore:
         return self._ending.lost(cause, spoke=spoke, is_echo=spoke and row.cause is CauseClass.NETWORK)
 
     def _judged(self, seat: Seat, words: str) -> tuple[Row, str]:
-        """Return the cause row of a member's loss, and its class and remedy as text.
+        """Return the row of the cause table for a member's loss, and its class and remedy as text.
 
         ``words`` is the member's own error message, or "".
         """
@@ -894,7 +894,7 @@ class SchedulerCore:
         return row, judged(row, means)
 
     def _gone(self, seat: Seat, why: str) -> None:
-        """React to a seat without a live holder, whatever the reason."""
+        """Handle a seat that has lost its holder, for whatever reason."""
         if seat.slot is None:
             return
         self._world.expect_now(seat.slot)
@@ -914,7 +914,7 @@ class SchedulerCore:
             self._broken.append(why)
 
     def _compare_with_generation(self) -> None:
-        """Check after loading whether lost, departed or replaced members end the generation."""
+        """Check after loading whether lost, departed or replaced members end the last generation."""
         committed = self._ledger.state.generation
         if committed is None or self._ledger.state.final is not None:
             return
@@ -929,7 +929,10 @@ class SchedulerCore:
                 self._break(f"worker {node} of generation {committed.generation} {why}")
 
     def _is_round_due(self) -> bool:
-        """Return whether a round may have to open. Checked at a Tick, so that simultaneous events give one reason."""
+        """Return whether a round may have to open.
+
+        This is checked at a Tick, so that simultaneous events lead to one round with one reason.
+        """
         if self._ending.ended is not None:
             return False
         if self._ledger.state.generation is None:

@@ -1,7 +1,7 @@
 """The scheduler's durable state, rebuilt by replaying the journal.
 
-Only ``JobState.apply`` changes it, both for a new record and for one read back after a crash. So a restarted scheduler
-knows exactly what its predecessor had written.
+Only ``JobState.apply`` changes it, both for a new record and for one that is read after a crash. A restarted scheduler
+therefore knows exactly what its predecessor has written.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ class Seat:
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the holder's lease ended and the holder has not returned."""
+        """Return whether the holder's lease has ended and the holder has not returned."""
         return self.state is SeatState.LOST
 
     @property
     def has_left(self) -> bool:
-        """Return whether the holder gave up the seat on purpose."""
+        """Return whether the holder has left the job on purpose."""
         return self.state is SeatState.LEFT
 
     @property
@@ -106,7 +106,7 @@ class Seat:
 
 @dataclass(slots=True)
 class JobState:
-    """Everything that survives kill -9 of the scheduler. Only ``apply`` changes it."""
+    """Everything about the job that survives kill -9 of the scheduler. Only ``apply`` changes it."""
 
     job: str = ""
     name: str = ""
@@ -137,7 +137,7 @@ class JobState:
 
     @property
     def generation_number(self) -> int:
-        """Return the last committed generation's number; 0 before the first."""
+        """Return the number of the last generation, or 0 before the first."""
         return self.generation.generation if self.generation else 0
 
     @property
@@ -153,14 +153,14 @@ class JobState:
 
     @property
     def known_point(self) -> Point | None:
-        """Return the newest point that every rank had; training must not silently start before it."""
+        """Return the newest point that every rank had. Training must not start before it without a warning."""
         if self.lost_point is None or self.generation is None:
             return self.committed_point
         return self.generation.restore
 
     @property
     def is_in_doubt(self) -> bool:
-        """Return whether the last generation's ranks differed, so that only an earlier common point is reliable."""
+        """Return whether the ranks of the last generation differed, so that only an earlier point is reliable."""
         number = self.generation_number
         return any(one.kind is EndKind.UNEQUAL and one.generation == number for one in self.interruptions)
 
@@ -239,9 +239,9 @@ class JobState:
                 self.finished = True
 
     def superseded(self, committed: GenerationCommitted) -> list[str]:
-        """Return the superseded replacements without a seat, which this generation drops.
+        """Return replacements without a seat that have been replaced themselves, which this generation drops.
 
-        Only the first and the last node of a line stay, however often its process was restarted.
+        Of a node and its replacements, only the first and the last remain, however often the process was restarted.
         """
         if not self.replacements:
             return []
@@ -294,7 +294,7 @@ class JobState:
         self.spares[record.node] = None
 
     def snapshot(self) -> Iterator[Record]:
-        """Yield a minimal sequence of records whose replay gives this state."""
+        """Yield the fewest records whose replay gives this state."""
         yield JobCreated(self.job, self.name, self.settings)
         yield from self.interruptions  # before the seats, whose statuses they would clear
         if self.boot_id:
@@ -337,10 +337,10 @@ def _seat_records(seat: Seat) -> Iterator[Record]:
 
 
 def next_line(committed: GenerationCommitted | None, restore: Point | None) -> tuple[Cut, ...]:
-    """Return the line of a generation that starts from ``restore``, given its predecessor.
+    """Return the valid points of a generation that starts from ``restore``, given the previous generation.
 
-    A generation that starts from (s, g) continues g up to step s and abandons all later points; of older generations it
-    keeps what g kept (invariant S10).
+    If it starts from step s of generation g, it keeps the points of g up to step s, and the points of older generations
+    that g kept. All other points are abandoned (invariant S10).
     """
     if committed is None:
         return ()
@@ -351,7 +351,7 @@ def next_line(committed: GenerationCommitted | None, restore: Point | None) -> t
 
 
 def is_on_line(point: Point, committed: GenerationCommitted | None) -> bool:
-    """Return whether the point is on the job's line, not on an abandoned one."""
+    """Return whether the point belongs to the job's line and was not abandoned."""
     if committed is None:
         return False
     if point.generation == committed.generation:

@@ -1,8 +1,8 @@
 """Base class of frozen values that are sent or stored, and their serialisation.
 
 A value is written as a msgpack array of its fields, preceded by its tag if it has one. Reading is strict: a wrong type,
-a bool in place of an int, a surplus field, a map or a number of more than 64 bits raises :class:`ProtocolError`.
-Missing trailing fields take their defaults, so data of earlier releases stays readable.
+a bool instead of an int, an additional field, a map or a number of more than 64 bits raises :class:`ProtocolError`.
+Missing fields at the end get their default values, so data of earlier releases can be read.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _LINE, _TEXT = "line", "text"
 
 
 def line(most: int, least: int = 0, **more: Any) -> Meta:
-    """Return the constraints on a peer's text: a length and printable characters only.
+    """Return the constraints on text from a peer: its length, and only printable characters.
 
     msgspec checks the length while reading, and :func:`unprintable` checks the characters.
     """
@@ -86,7 +86,7 @@ replace = msgspec.structs.replace
 
 
 class Value(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Base of values written as an array of their fields.
+    """Base class of values that are written as an array of their fields.
 
     Types that a schema distinguishes by number have ``tag=``. A released tag is never reused, the order of fields never
     changes, and new fields come last and have a default. ``gc=False`` is safe because no value can refer to itself.
@@ -110,9 +110,9 @@ def _texts_of(kind: type[Value]) -> tuple[str, ...]:
 
 
 def unprintable(value: Any) -> str | None:
-    """Return the path of the first field that is not a printable line, or None.
+    """Return the path of the first field that is not one printable line, or None.
 
-    Only values from a peer are checked, so that text of our own cannot raise an error in one of our threads.
+    Only values from a peer are checked, so that our own text cannot raise an error in one of our threads.
     """
     found = _finder_of(type(value))(value)  # type: ignore[arg-type]  # classes are hashable; mypy disagrees
     return None if found is None else f"{type(value).__name__}{found}"
@@ -132,7 +132,7 @@ def _finder_of(kind: type) -> _Finder:
 
 
 def _finder(info: Any) -> _Finder | None:
-    """Return the finder for a type as msgspec describes it; None if the type has no such text."""
+    """Return a function that finds unprintable text in values of this type, or None if the type has no such text."""
     match info:
         case msgspec.inspect.Metadata(extra={"kind": "line"}):
             return lambda text: None if text.isprintable() else ""
@@ -196,7 +196,7 @@ class Schema(Generic[_Of]):
         self.kinds: tuple[type, ...] = getattr(kinds, "__args__", (kinds,))
 
     def pack(self, value: object) -> bytes:
-        """Return the value as msgpack; text that is not valid UTF-8 is escaped."""
+        """Return the value as msgpack. Text that is not valid UTF-8 is escaped."""
         try:
             return self._encoder.encode(value)
         except UnicodeEncodeError:

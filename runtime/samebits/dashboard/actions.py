@@ -1,6 +1,7 @@
 """Carry out the page's actions: kill a worker, make it leave, or kill a random rank.
 
-An action is a few bytes of JSON, read only after ``guard`` has admitted the request. One action runs at a time.
+An action is a few bytes of JSON, which are read only after ``guard`` has admitted the request. One action runs at a
+time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Deed(enum.StrEnum):
 
     @property
     def text(self) -> str:
-        """The action, worded to precede the worker's name in a sentence."""
+        """The action as a phrase that precedes the worker's name in a sentence."""
         return {Deed.KILL: "kill -9 of", Deed.DRAIN: "leave for good:", Deed.DRILL: "drill: kill -9 of"}[self]
 
 
@@ -114,21 +115,21 @@ MOST_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The outcome of an action, for the page."""
+    """The result of an action, for the page."""
 
     status: HTTPStatus
     text: str
 
 
 class Actions:
-    """Runs actions on this folder's job, one at a time."""
+    """Carries out actions on this folder's job, one at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._one_at_a_time = asyncio.Lock()
 
     async def take(self, request: Request) -> Done:
-        """Carry out the action that an admitted request contains."""
+        """Carry out the action in a request that ``guard`` has admitted."""
         body = bytearray()
         try:
             async for part in request.stream():
@@ -140,7 +141,7 @@ class Actions:
         ordered = order_in(bytes(body))
         if ordered is None:
             expected = " or ".join(f'{{"do": "{deed}", "node": "1"}}' for deed in Deed)
-            return Done(HTTPStatus.BAD_REQUEST, f"this is not an action. Fix: send {expected}, with a node's name")
+            return Done(HTTPStatus.BAD_REQUEST, f"unknown action. Fix: send {expected}, with a node's name")
         deed, node = ordered
         asker = asker_of(request)
         async with self._one_at_a_time:

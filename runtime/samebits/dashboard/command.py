@@ -1,4 +1,4 @@
-"""Serve the page of this folder's job until stopped, for ``samebits dashboard``.
+"""``samebits dashboard``: serve the page of this folder's job until stopped.
 
 The command runs as a separate process, so that the scheduler stays small and the page outlives the job.
 """

@@ -1,9 +1,9 @@
-"""Bound the page's open connections, and the time in which a request must arrive.
+"""Limit the page's open connections, and the time in which a request must arrive.
 
-A connection is a guest unless ``guard`` has admitted its request to read the job and the request is being answered.
-Guests beyond the bound are closed: first the oldest guest of the user or address with the most guests, and this user's
-guests last. So idle connections, partial requests and floods by other users do not affect the job's owner. ``net.gate``
-bounds the scheduler's port by the same rule.
+A connection counts as a guest unless ``guard`` has admitted its request and the request is being answered. If there are
+too many guests, some are closed: first the oldest guest of the user or address with the most guests, and this user's
+guests last. Idle connections, partial requests and floods by other users therefore do not affect the job's owner.
+``net.gate`` protects the scheduler's port by the same rule.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OWNER = "owner"
 
 
 class Connections:
-    """All open connections of the page; used only in the event loop.
+    """All open connections of the page. Used only in the event loop.
 
     Args:
         descriptors: how many descriptors this process may have open.
@@ -50,7 +50,7 @@ class Connections:
         return partial(Connection, connections=self)
 
     def add(self, connection: Connection) -> None:
-        """Add a new connection; once all new connections are added, close guests beyond the bound."""
+        """Add a new connection. When all new ones have been added, close guests beyond the limit."""
         self._open[connection] = None
         if len(self._open) > self.most and not self._is_due:
             self._is_due = True
@@ -73,7 +73,7 @@ class Connections:
             crowds[largest].popleft().abort()
 
     def _parties(self, guests: Sequence[Connection]) -> list[str]:
-        """Return the user of each local connection, and the network of any other."""
+        """Return the user of each local connection, and the network of any other connection."""
         unknown = [one for one in guests if one.party is None]
         for one, uid in zip(unknown, self._uids([(one.client, one.server) for one in unknown]), strict=True):
             if uid in (0, os.geteuid()):
@@ -84,7 +84,7 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, with a time limit for the arrival of each request."""
+    """A connection of uvicorn, with a time limit for the arrival of each request."""
 
     def __init__(self, *args: Any, connections: Connections, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -138,7 +138,10 @@ class Connection(H11Protocol):
 
 
 def _network_of(client: tuple[str, int] | None) -> str:
-    """Return an IPv4 address, or the /64 network of an IPv6 address; all loopback addresses count as one."""
+    """Return an IPv4 address, or the /64 network of an IPv6 address.
+
+    All loopback addresses count as one.
+    """
     try:
         address = ipaddress.ip_address(client[0].partition("%")[0] if client is not None else "")
     except ValueError:

@@ -1,10 +1,10 @@
 """Decide whether a request may be answered, from its method and headers alone.
 
-Every web site that the user's browser opens can reach a page on loopback. So a request must name this server as its
-host (DNS rebinding uses one of the attacker's names) and must not come from another site. Without actions, a request
-can only read. If the job has a secret, the request must carry a token derived from the secret. If not, other users of
-this machine need a random token. An action, if actions are enabled, always needs a token and must declare that it comes
-from this page.
+Every web site that the user opens in a browser can reach a page on loopback. A request must therefore name this server
+as its host (DNS rebinding uses one of the attacker's names) and must not come from another site. Without actions, a
+request can only read. If the job has a secret, the request must carry a token derived from the secret. If not, other
+users of this machine need a random token. An action, if actions are enabled, always needs a token and must declare that
+it comes from this page.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROC_NET = Path("/proc/net")
 
 
 def uid_of(client: Endpoint | None, server: tuple[str, int | None] | None, folder: Path = PROC_NET) -> int | None:
-    """Return the user id of the client's socket, or None if unknown.
+    """Return the user ID that owns the client's socket, or None if unknown.
 
     Args:
         client: address and port of the other end.
@@ -39,7 +39,7 @@ def uid_of(client: Endpoint | None, server: tuple[str, int | None] | None, folde
 
 
 def uids_of(connections: Sequence[Ends], folder: Path = PROC_NET) -> list[int | None]:
-    """Return the user ids of many (client, server) connections; each table is read once."""
+    """Return the user IDs for many (client, server) connections. Each table is read once."""
     found: list[int | None] = [None] * len(connections)
     for table, version in (("tcp", 4), ("tcp6", 6)):
         sought: dict[tuple[str, str], int] = {}
@@ -61,7 +61,7 @@ def uids_of(connections: Sequence[Ends], folder: Path = PROC_NET) -> list[int | 
 
 
 def _as_there(end: Endpoint, version: int) -> str:
-    """Return the address in the table's form: hexadecimal 4-byte numbers in host byte order.
+    """Convert an address to the table's form: hexadecimal 4-byte numbers in host byte order.
 
     An IPv6 socket's IPv4 address has the form ``::ffff:127.0.0.1`` (RFC 4291, section 2.5.5.2).
 
@@ -95,7 +95,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class RequestRefused:
-    """The reason why a request is refused; the text is for the user and contains no secret."""
+    """Why a request is refused. The text is for the user and contains no secret."""
 
     status: HTTPStatus
     text: str
@@ -120,7 +120,10 @@ class Guard:
     def judge(
         self, method: str, headers: Mapping[str, str], token: str | None, *, is_anothers: bool = False
     ) -> RequestRefused | None:
-        """Return why the request is refused, or None. ``headers`` have lower-case names."""
+        """Return why the request is refused, or None if it is admitted.
+
+        ``headers`` have lower-case names.
+        """
         if method not in ("GET", "HEAD") and (self.action_token is None or method != "POST"):
             return RequestRefused(
                 HTTPStatus.METHOD_NOT_ALLOWED,
@@ -131,14 +134,15 @@ class Guard:
         if not self._is_own(host):
             return RequestRefused(
                 HTTPStatus.MISDIRECTED_REQUEST,
-                "this server is not known under that name. Fix: use its address, as http://127.0.0.1",
+                "the request is for a host name that does not belong to this server. Fix: use its address, as "
+                "http://127.0.0.1",
             )
         origin = headers.get("origin")
         from_elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
         is_click = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
         if (origin is not None and origin.lower() != f"http://{host.lower()}") or (from_elsewhere and not is_click):
             return RequestRefused(
-                HTTPStatus.FORBIDDEN, "another site may not read this page. Fix: open it by its address"
+                HTTPStatus.FORBIDDEN, "requests from another site are refused. Fix: open this page by its address"
             )
         if self.token is not None and not _shows(self.token, headers, token):
             return RequestRefused(
@@ -155,7 +159,7 @@ class Guard:
         return self._judge_action(headers) if method == "POST" else None
 
     def _judge_action(self, headers: Mapping[str, str]) -> RequestRefused | None:
-        """Judge an action.
+        """Decide whether an action is admitted.
 
         Its token must be in a header or a cookie, not in a URL, which others may have seen.
         """
@@ -175,7 +179,7 @@ class Guard:
         return self.action_token is not None and _shows(self.action_token, headers, None)
 
     def knows(self, token: str) -> bool:
-        """Return whether this is one of the tokens that a reader or an action needs."""
+        """Return whether the token allows reading or actions."""
         tokens = (self.token, self.action_token, self.others_token)
         return any(_shows(own, {}, token) for own in tokens if own is not None)
 
@@ -204,7 +208,7 @@ def host_name(host: str) -> str | None:
 
 
 def token_of(keys: ClusterKeys | None) -> str | None:
-    """Return the token derived from the job's secret, or None without a secret.
+    """Return the token derived from the job's secret, or None if the job has no secret.
 
     The token does not reveal the secret.
     """
@@ -219,7 +223,7 @@ def action_token_of(keys: ClusterKeys | None, *, is_on: bool) -> str | None:
 
 
 def others_token_of(token: str | None, action_token: str | None) -> str | None:
-    """Return the token for other users of this machine; None if all readers need a token anyway."""
+    """Return the token for other users of this machine, or None if all readers need a token anyway."""
     return None if token is not None else action_token or secrets.token_hex(24)
 
 
@@ -234,7 +238,7 @@ def _bearer(headers: Mapping[str, str]) -> str | None:
 
 
 def cookie_of(host: str) -> str:
-    """Return the cookie's name for a Host header.
+    """Return the name of the cookie for a Host header.
 
     A browser sends an address's cookies to all of its ports (RFC 6265, section 8.5). The name contains the port, so
     that the pages of two jobs do not overwrite each other's token.

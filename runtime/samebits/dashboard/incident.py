@@ -1,7 +1,7 @@
 """Decide what the page's banner shows: the problem, the ranks, what happens next, and the command to type.
 
-The result consists of values and keys, because the page words them in the reader's language. These functions depend
-only on their arguments: the caller has the clock, the processes and the files.
+The result consists of values and keys, because the page words them in the reader's language. The functions depend only
+on their arguments; the caller reads the clock, the processes and the files.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Until(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """The content of the banner.
+    """What the banner shows.
 
     Attributes:
         since: when it began, in seconds since 1970; None if unknown.
@@ -105,7 +105,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class IncidentState:
-    """The known facts at one moment.
+    """What is known about the job at one moment.
 
     Attributes:
         is_away: a scheduler should answer, but none does.
@@ -132,7 +132,7 @@ class IncidentState:
 
 
 def incident_of(scene: IncidentState) -> Incident | None:
-    """Return the most important incident; None while the job trains undisturbed."""
+    """Return the most important incident, or None while the job trains without problems."""
     view = scene.view
     if view is None:
         return None
@@ -172,10 +172,10 @@ def incident_of(scene: IncidentState) -> Incident | None:
 
 
 def without_remedy(text: str) -> str:
-    """Return a cause without the remedy that the scheduler expected.
+    """Return a cause without the remedy that the scheduler expected at the time.
 
-    The remedy may be over, or may never have happened. ``… SIGKILL (node; a new process takes its place)`` becomes
-    ``… SIGKILL (node)``. A remedy that ends the job is kept.
+    The remedy may be over, or may never have happened. For example, ``… SIGKILL (node; a new process takes its place)``
+    becomes ``… SIGKILL (node)``. A remedy that ends the job is kept.
     """
     at = 0
     while (found := _JUDGEMENT.search(text, at)) is not None:
@@ -235,7 +235,7 @@ def _away(scene: IncidentState, view: JobView) -> Incident:
 
 
 def _lost(scene: IncidentState, view: JobView, lost: list[WorkerView]) -> Incident:
-    """Describe lost workers whose places are empty, and what, if anything, fills them."""
+    """Describe lost workers that have not been replaced yet, and what, if anything, will replace them."""
     settings, count = scene.settings, len(lost)
     since = max((one.at for one in scene.events if one.kind is EventKind.LOST), default=None)
     opened = max((one.at for one in scene.events if one.kind is EventKind.ROUND), default=since)
@@ -272,7 +272,7 @@ def _lost(scene: IncidentState, view: JobView, lost: list[WorkerView]) -> Incide
 
 
 def _rejoining(scene: IncidentState, view: JobView, row: Recovery) -> Incident:
-    """Describe a recovery whose members are all present."""
+    """Describe a recovery in which all members are present again."""
     came = [one for one in scene.events if one.kind is EventKind.PROMOTED and one.at >= row.noticed_at]
     facts = {"spares": [one.node for one in came][:NAMED], "step": row.restore_step}
     return Incident(
@@ -326,13 +326,13 @@ def _recovered(scene: IncidentState, view: JobView, row: Recovery) -> Incident:
 
 
 def still_since(standstill: str, now: float) -> float:
-    """Return the time of the last step, given a standstill's sentence that was made ``now``."""
+    """Return the time of the last step from a sentence about a standstill that was made at ``now``."""
     found = _STILL.match(standstill)
     return now - (float(found[1]) if found else 0.0)
 
 
 def _waited_for_saves(scene: IncidentState) -> tuple[float, float]:
-    """Return how long steps have recently waited for saves, and the length of the period observed."""
+    """Return how long steps have recently waited for saves, and the length of the observed period."""
     waited_ms, oldest = 0.0, scene.now
     for event in reversed(scene.events):
         if event.at < scene.now - STALL_WINDOW_S:
@@ -349,7 +349,7 @@ def _of_ranks(incident: Incident, workers: Sequence[WorkerView]) -> Incident:
 
 
 def _ranks_in(row: Recovery, events: Iterable[JobEvent], view: JobView) -> tuple[dict[str, Any], ...]:
-    """Return the ranks lost in a recovery, which other processes may have taken over by now."""
+    """Return the ranks that were lost in a recovery, which other processes may have replaced."""
     slots = {
         one.node: one.more.get("slot")
         for one in events
@@ -379,6 +379,6 @@ def _last(events: Sequence[JobEvent], kind: EventKind) -> float | None:
 
 
 def _step(scene: IncidentState, view: JobView) -> int:
-    """Return the highest known step, since a journal knows only saved ones."""
+    """Return the highest known step, because a journal only contains saved steps."""
     told = next((one.step for one in reversed(scene.events) if one.step), 0)
     return max(view.step, told, scene.reported[0] if scene.reported else 0)

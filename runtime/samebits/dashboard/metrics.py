@@ -1,7 +1,7 @@
 """Format the job's metrics as Prometheus text, from the same values as the page.
 
-Nothing is counted here: all numbers are sums over the events, so they survive a restart of this server. Names follow
-prometheus.io/docs/practices/naming and instrumenting/exposition_formats.
+Nothing is counted here: all numbers are sums over the events, so they survive a restart of this server. The names
+follow prometheus.io/docs/practices/naming and instrumenting/exposition_formats.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Write everything known about a job to one self-contained HTML file, for ``history --html``.
 
 The report is the page with its data embedded, so both show the same content. It needs neither starlette nor a
-scheduler. It adds no secret: the settings are those that a job's processes compare, and the logs are copied unchanged.
+scheduler. It contains no secret: the settings are those that a job's processes compare, and the logs are copied
+unchanged.
 """
 
 from __future__ import annotations

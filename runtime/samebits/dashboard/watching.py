@@ -1,7 +1,8 @@
-"""Collect the page's data: the scheduler's pushes, the events on disk, rank 0's reports, the ends of logs.
+"""Collect the page's data: the scheduler's messages, the events on disk, rank 0's reports, and the ends of logs.
 
-``look`` reads new data, and ``state`` returns the result as plain values. The events record what happened; the pushes
-describe the current state. So a page that is opened after the job's end works in the same way, without the pushes.
+``look`` reads new data, and ``state`` returns the result as plain values. The events record what has happened; the
+scheduler's messages describe the current state. A page that is opened after the job's end works in the same way,
+without these messages.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ JOURNAL_S = 1.0  # how often processes are examined while no scheduler answers
 class Changed:
     """The result of ``look``.
 
-    It has the new events, whether they replace all earlier ones, and whether anything changed.
+    It contains the new events, whether they replace all earlier ones, and whether anything has changed.
     """
 
     events: list[JobEvent]
@@ -58,7 +59,7 @@ class Changed:
 
 
 class JobWatch:
-    """Observes one job. Only one thread may call these methods.
+    """Observes one job. Only one thread may call its methods.
 
     Args:
         settings: the job's settings.
@@ -89,7 +90,7 @@ class JobWatch:
 
     @property
     def source(self) -> int | None:
-        """A descriptor that is readable while there is unread news from the scheduler; None without a link."""
+        """A descriptor that is readable if the scheduler has sent something, or None without a connection."""
         return None if self._link is None else self._link.fileno()
 
     def look(self) -> Changed:
@@ -146,10 +147,10 @@ class JobWatch:
         return bool(told)
 
     def _take_view(self, view: JobView) -> None:
-        """Handle a view of the job.
+        """Process a snapshot of the job.
 
-        Pushed views of a large job name no workers. Then the known workers are kept, and their states are requested if
-        the view shows a change.
+        Snapshots of a large job contain no workers. The known workers are then kept, and their states are requested if
+        the snapshot shows a change.
         """
         known, now = self._view, time.monotonic()
         counts = (view.job, view.generation, view.phase, view.alive, view.spares_alive)
@@ -257,7 +258,7 @@ class JobWatch:
         return self._away_since is not None or time.monotonic() - self._opened_at >= AWAY_AFTER_S
 
     def _steps_per_s(self, now: float) -> float | None:
-        """Return the speed over the last minutes of the current training; None while unknown."""
+        """Return the speed over the last minutes of the current training, or None while unknown."""
         latest: list[tuple[float, int]] = []
         for at, step in reversed(self._steps):
             if step is None or now - at > PACE_S or (latest and step > latest[-1][1]):
@@ -268,7 +269,7 @@ class JobWatch:
         return (latest[0][1] - latest[-1][1]) / (latest[0][0] - latest[-1][0])
 
     def _progress(self, now: float, job: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the values that the header shows beside the phase."""
+        """Return the values that the header shows next to the phase."""
         report = self._report
         trains = job is not None and job["phase"] == "training" and not job["stands_still"]
         pace = self._steps_per_s(now) if trains else None
@@ -319,7 +320,7 @@ class JobWatch:
         }
 
     def steps(self) -> list[tuple[float, int | None]]:
-        """Return times and the step reached at each, thinned out; None marks a stop of training."""
+        """Return a limited number of times with the step reached at each; None marks a stop of training."""
         return self._steps[-MOST_POINTS:]
 
     def losses(self) -> list[tuple[int, float]]:
@@ -327,7 +328,7 @@ class JobWatch:
         return self._losses[-MOST_POINTS:]
 
     def log_end(self, name: str) -> str | None:
-        """Return the end of a process's log; None if no process of the job has that name."""
+        """Return the end of a process's log, or None if no process of the job has that name."""
         settings = self._settings
         nodes = {worker.node for worker in (self.view.nodes if self.view is not None else ())}
         nodes |= set(job_spec.nodes_of(settings.log_dir, settings))
@@ -338,7 +339,7 @@ class JobWatch:
 
 
 def shown_events(events: Iterable[JobEvent]) -> list[dict[str, Any]]:
-    """Return events for the page, without the remedies that were only expected at the time."""
+    """Return events for the page, without remedies that were only expected at the time."""
     return [
         {**event.plain(), "text": without_remedy(event.text)} if event.kind in _WITH_CAUSES else event.plain()
         for event in events
@@ -356,7 +357,7 @@ def _size_of(path: Path) -> int:
 
 
 def _end_of(path: Path, limit: int) -> bytes:
-    """Return the end of a log; empty if it cannot be opened. Never follow a link or wait for a fifo."""
+    """Return the end of a log, or b"" if it cannot be opened. Links are not followed, and a fifo is not awaited."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,8 @@
 """Serve one ``JobWatch`` over a few web routes, with a stream of server-sent events per page.
 
 One task watches the job and creates each message once, however many pages are open. A page that reads too slowly is
-disconnected, and reconnects automatically. News from the scheduler is sent at once; files are polled. ``guard`` decides
-which requests are answered.
+disconnected, and reconnects automatically. Messages of the scheduler are forwarded at once; files are polled. ``guard``
+decides which requests are answered.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FILES = {"": "index.html", **{name: name for name in _NAMES}}
 
 
 class Pages:
-    """The open pages, and their unread messages.
+    """The open pages, and the messages that they have not read yet.
 
     Args:
         watch: the watch of the job.
@@ -83,7 +83,7 @@ class Pages:
             self.leave()
 
     async def _news(self) -> None:
-        """Wait until the scheduler has sent news, or it is time to poll the files."""
+        """Wait until the scheduler sends something, or it is time to poll the files."""
         source = self._watch.source
         if source is None:
             await asyncio.sleep(LOOK_S)
@@ -101,7 +101,7 @@ class Pages:
         return {**self._watch.state(), "loss": self._watch.losses()[-1:]}
 
     def everything(self) -> dict[str, Any]:
-        """Return the data that a page needs when it opens."""
+        """Return the data that a page needs when it is opened."""
         watch = self._watch
         return {
             "state": self.state(),
@@ -134,7 +134,7 @@ class Pages:
 
     @property
     def is_full(self) -> bool:
-        """Whether the limit of open pages is reached."""
+        """Whether the maximum number of pages is open."""
         return len(self._queues) >= MOST_PAGES
 
 
@@ -212,7 +212,7 @@ def app_of(pages: Pages, guard: Guard, report: Callable[[], str], actions: Actio
 
 
 class _Guarded:
-    """ASGI middleware that judges every request before its route runs, and adds headers to every answer."""
+    """ASGI middleware that checks every request before its route runs, and adds headers to every response."""
 
     def __init__(self, app: Any, guard: Guard) -> None:
         self._app, self._guard = app, guard
@@ -234,7 +234,7 @@ class _Guarded:
         await self._answer(scope, await self._is_anothers(scope))(scope, receive, send_with_headers)
 
     async def _is_anothers(self, scope: Any) -> bool:
-        """Return whether the request may come from another user and is for the owner's data."""
+        """Return whether the request asks for the owner's data and may come from another user."""
         if self._guard.others_token is None or scope["path"] == METRICS:
             return False
         uid = await asyncio.to_thread(uid_of, scope.get("client"), scope.get("server"))
@@ -260,7 +260,7 @@ class _Guarded:
 
 
 def _no_connection() -> None:
-    """Do nothing; the default trust callback if the application runs in another server."""
+    """Do nothing. Default for the ``trust`` callback if the application runs in another server."""
 
 
 def _json(content: object) -> str:

@@ -42,8 +42,8 @@ class _EarlierNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 sys.meta_path.insert(0, _EarlierNames())
 sys.modules[__name__] = samebits
 print(
-    "samebits: an earlier release has stored this job, so its script's `import runtime` still works. "
-    "Fix: write `import samebits` in it before its next start",
+    "samebits: this job was started by an earlier release, so its script's `import runtime` still works. Fix: "
+    "change it to `import samebits` before the next start",
     file=sys.stderr,
     flush=True,
 )

@@ -1,1 +1,1 @@
-"""Place workers on the hosts of a cluster, and follow changing sets of hosts."""
+"""Place workers on the hosts of a cluster, and follow changes of the set of hosts."""

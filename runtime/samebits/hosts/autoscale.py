@@ -1,10 +1,10 @@
-"""Decide on the job's size, with a reason, from its load and the gain of larger sizes.
+"""Decide how many workers a job should have, with a reason, from its load and the gain of larger sizes.
 
-The size is changed only for a reason that persists: a load must miss its target by more than a tolerance, a smaller
-size must have sufficed for a while, and a larger size, if still needed, must have made the job faster in proportion to
-its cost. A queue that shrinks, grows or is empty does not in itself justify a smaller size. While it changes, all
-workers are busy. Once it is empty, a smaller size must keep up with arrivals, judged by speeds measured while work was
-waiting.
+The size is changed only for a reason that persists. A load must miss its target by more than a tolerance, and a smaller
+size must have been sufficient for a while. A larger size is kept only if it has made the job faster in proportion to
+its cost. While a queue is not empty, all workers are busy, so a queue that shrinks, grows or is empty does not in
+itself justify a smaller size. Once it is empty, a smaller size must keep up with arrivals, judged by speeds measured
+while work was waiting.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROOM = "there is room for one more, to see whether it pays"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Parameters of the policy; a target of 0 means none.
+    """Parameters of the policy. A target of 0 means that there is no target.
 
     Attributes:
         least, most: limits of the size.
@@ -72,7 +72,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class LoadReading:
-    """Measurements since the last reading; None for values that were not measured.
+    """Measurements since the last reading. A value that was not measured is None.
 
     Attributes:
         at_s: time of the reading in seconds, always on the same clock.
@@ -102,7 +102,7 @@ class ScalingDecision:
 
 @dataclass(slots=True)
 class Autoscaler:
-    """The policy's state: when the size changed, which sizes sufficed, and which growth did not pay."""
+    """The state of the policy: when the size changed, which sizes sufficed, and which growth was not worth its cost."""
 
     limits: Limits
     _size: int = 0
@@ -114,7 +114,7 @@ class Autoscaler:
     _queue: float | None = None  # queue length at the last reading of this size
 
     def decide(self, reading: LoadReading) -> ScalingDecision:
-        """Decide on a further reading; readings are in order of time."""
+        """Decide what to do after the next reading. Readings must be in order of time."""
         limits, size = self.limits, reading.workers
         if size != self._size:  # changed by the policy or by another cause
             self._size, self._changed_s, self._queue = size, reading.at_s, None
@@ -138,7 +138,7 @@ class Autoscaler:
         return self._shrink(load, name, reading)
 
     def _keeps_up(self, queue: float, speed: float, size: int) -> int:
-        """Return the smallest size up to this one that keeps up with arrivals, with a margin."""
+        """Return the smallest size, up to this one, that keeps up with arrivals and has a margin."""
         before, self._queue = self._queue, queue
         if before and queue > 0:
             self._can[size] = speed
@@ -150,15 +150,15 @@ class Autoscaler:
         return next((one for one in range(1, size) if self._speed_of(one) >= needed), size)
 
     def _speed_of(self, size: int) -> float:
-        """Return a size's measured speed, or one scaled from the nearest measured size."""
+        """Return a size's measured speed, or an estimate from the nearest measured size."""
         nearest = min(self._can, key=lambda seen: (abs(seen - size), seen))
         return self._can[nearest] * size / nearest
 
     def _judge_growth(self, reading: LoadReading) -> ScalingDecision | None:
-        """Return to the size before the last growth if the growth did not pay.
+        """Return to the size before the last growth if the growth was not worth its cost.
 
-        This is checked only once, and skipped if the load is now below its target, since the growth has then served its
-        purpose, at any arrival rate.
+        This is checked only once. It is skipped if the load is now below its target, because the growth has then served
+        its purpose.
         """
         limits, before = self.limits, self._before
         self._before = None
@@ -205,7 +205,7 @@ class Autoscaler:
         )
 
     def _within(self, size: int, reason: str, reading: LoadReading) -> ScalingDecision:
-        """Limit a size to the bounds, and growth to the available room."""
+        """Limit a size to the allowed range, and growth to the available room."""
         limits = self.limits
         bound = max(limits.least, min(limits.most, size))
         if reading.room is not None and bound > reading.workers:
@@ -216,7 +216,7 @@ class Autoscaler:
 
 
 def _load(reading: LoadReading, limits: Limits) -> tuple[float, str]:
-    """Return the highest load relative to its target, and its name; 1 and "" without targets."""
+    """Return the highest load relative to its target, and its name, or 1 and "" without targets."""
     loads = [
         (min(value / target / count, _MOST_LOAD), name)
         for value, target, count, name in (

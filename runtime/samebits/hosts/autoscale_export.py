@@ -67,7 +67,7 @@ def _reference(target: str) -> dict[str, Any]:
 
 
 def _targets(limits: Limits) -> dict[str, int]:
-    """Return the target percentages of a pod's requests by resource; CPU if there is no other target."""
+    """Return the target percentages of a pod's requests by resource, with CPU as the default."""
     shares = {"cpu": limits.cpu, "memory": limits.memory}
     if not any(shares.values()) and not limits.queue:
         shares["cpu"] = DEFAULT_CPU

@@ -1,8 +1,8 @@
-"""Drive a job with a changing set of hosts, and run its discovery script.
+"""Run the discovery script of a job, and move the job's workers as its hosts change.
 
 ``hosts.placement`` decides which worker runs on which host. The job spec is changed before any action: its ``nodes``
-belong to the job, and nodes that are only in its ``hosts`` are leaving. So if this driver is killed, the next one
-continues from there. The script is run from a thread, with limits on time and output.
+belong to the job, and nodes that are only in its ``hosts`` are leaving. If this process is killed, the next one
+continues from there. The script is run in a thread, with limits on time and output.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DiscoveryResult = tuple[Host, ...] | str
 
 
 def words_of(text: str, folder: Path) -> list[str]:
-    """Split the script's command into words, without a shell; files in the job's folder need no ``./``.
+    """Split the script's command into words without a shell. Files in the job's folder need no ``./``.
 
     Raises:
         UsageError: the command cannot be split, or needs a shell.
@@ -78,7 +78,7 @@ def ask(
     timeout_s: float = TIMEOUT_S,
     closing: threading.Event | None = None,
 ) -> DiscoveryResult:
-    """Run the script once until it ends; stop it early if ``closing`` is set."""
+    """Run the script once until it ends, or stop it early if ``closing`` is set."""
     try:
         # In a separate session, because Ctrl-C in the terminal is for the job, and so that the session can be ended.
         script = subprocess.Popen(
@@ -110,7 +110,7 @@ def ask(
 
 
 def _read(script: subprocess.Popen[bytes], timeout_s: float, closing: threading.Event) -> tuple[str, bytes, bytes]:
-    """Return the reason why the output is unusable or "", the output, and the error output."""
+    """Return why the output is unusable, or "", then the output and the error output."""
     deadline_s = time.monotonic() + timeout_s
     assert script.stdout is not None and script.stderr is not None
     names = {script.stdout.fileno(): "out", script.stderr.fileno(): "err"}
@@ -150,7 +150,7 @@ def _ended(script: subprocess.Popen[bytes], timeout_s: float, errors: bytes) -> 
 
 
 class DiscoveryScript:
-    """Runs the script every second in its own thread. Only one thread may call the methods.
+    """Runs the script every second in a thread. Only one thread may call the methods.
 
     Args:
         words: the script's command.
@@ -206,7 +206,7 @@ LAUNCHER_FAILED = 255  # ssh(1): an error of ssh itself
 
 
 def discovery_for(settings: Settings, supervisor: Supervisor | None) -> Discovery | None:
-    """Return the driver of a job with HOST_DISCOVERY_SCRIPT; None for other jobs.
+    """Return the driver for a job with HOST_DISCOVERY_SCRIPT, or None for other jobs.
 
     Raises:
         UsageError: the script's command is invalid.
@@ -217,7 +217,7 @@ def discovery_for(settings: Settings, supervisor: Supervisor | None) -> Discover
 
 
 class Discovery:
-    """One follower's driver; ``now`` is in monotonic seconds in all methods.
+    """Starts and drains a job's workers as its hosts change. ``now`` is in monotonic seconds.
 
     Args:
         settings: the job's settings, with absolute folders.
@@ -258,7 +258,7 @@ class Discovery:
             self._script.close()
 
     def wake_at(self, now: float) -> float | None:
-        """Return when ``turn`` is due even if nothing happens, or None."""
+        """Return when ``turn`` must be called even if nothing happens, or None."""
         ats = (self._retry_at, self._placement.wake_at(now))
         return min((at for at in ats if at is not None), default=None)
 
@@ -406,7 +406,7 @@ class Discovery:
     # ---- leaving
 
     def _ask_unknown(self, nodes: Sequence[str], now: float) -> None:
-        """Ask workers that are not in the job spec to leave, such as one whose host is reachable again."""
+        """Ask workers that are not in the job spec to leave, for example after their host became reachable again."""
         due = [node for node in nodes if self._told.get(node, -ASK_AGAIN_S) <= now - ASK_AGAIN_S]
         new = [node for node in due if node not in self._told]
         self._told |= dict.fromkeys(due, now)
@@ -420,7 +420,7 @@ class Discovery:
             self._turn.decisions.append(OperatorDecision(text, tuple(due)))
 
     def _ask_to_leave(self, leaving: Mapping[str, str], now_asked: Iterable[str], now: float) -> None:
-        """Send local nodes one signal; ask remote ones through the scheduler until they are gone."""
+        """Send each local node one signal, and ask remote nodes through the scheduler until they are gone."""
         here = [node for node, host in leaving.items() if is_here(host) and node not in self._told]
         there = read_pid_files(self._settings.log_dir, map(name_of, here))
         for node in here:
@@ -438,7 +438,7 @@ class Discovery:
             self._turn.decisions.append(OperatorDecision("", tuple(due)))
 
     def _forget_gone(self, kept: JobSpec, view: JobView, now: float) -> JobSpec:
-        """Forget leaving nodes whose process has ended, and end processes whose seat is vacant."""
+        """Remove leaving nodes whose process has ended, and end processes that have lost their seat."""
         leaving = [node for node in kept.hosts if node not in (kept.nodes or ())]
         if not leaving:
             return kept
@@ -488,7 +488,7 @@ class Discovery:
 def name_for(number: str, view: JobView) -> str:
     """Return the node to start under this number.
 
-    If the node was lost, this is its successor, which has no cool-down.
+    If the node was lost, this is the name of its replacement, which has no cool-down.
     """
     line = [one for one in view.nodes if root_of(one.node) == number]
     if not line:

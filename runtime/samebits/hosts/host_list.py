@@ -1,7 +1,7 @@
 """Parse discovered hosts, suspend failed ones, and plan where workers run.
 
-Hosts keep the order in which they were first seen. So hosts that have the training state stay, and a new host never
-replaces an old one.
+Hosts keep the order in which they were first seen. Hosts that have the training state therefore remain in use, and a
+new host never replaces an old one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def parse(text: str, default_slots: int = 1) -> tuple[Host, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Resting:
-    """How long a host is suspended after a failure, at first and at most.
+    """How long a host is suspended after its first failure, and the maximum.
 
     The time doubles with each failure.
 
@@ -75,8 +75,8 @@ class Resting:
     def __post_init__(self) -> None:
         if not 0 < self.first_s <= self.most_s:
             raise UsageError(
-                f"a failed host would be left out for {self.first_s:g} to {self.most_s:g} s: expected two times above "
-                "0, the shorter first. Fix: swap them"
+                f"a failed host would be suspended for {self.first_s:g} to {self.most_s:g} s; expected two times "
+                "above 0, with the shorter one first. Fix: swap them"
             )
 
     def after(self, failures: int) -> float:
@@ -95,7 +95,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class HostListPlan:
-    """Hosts on which to start a worker, once per worker, and nodes to leave at their next commit."""
+    """A change of workers: each host on which to start one, and the nodes that leave at their next commit."""
 
     start: tuple[str, ...] = ()
     drain: tuple[str, ...] = ()
@@ -103,13 +103,13 @@ class HostListPlan:
 
 @dataclass(slots=True)
 class Hosts:
-    """The hosts seen so far. Times are in seconds on one clock, which the caller chooses."""
+    """The hosts seen so far. Times are in seconds, and all on the same clock."""
 
     resting: Resting = field(default_factory=Resting)
     _known: dict[str, _Known] = field(default_factory=dict)
 
     def seen(self, hosts: Iterable[Host]) -> None:
-        """Record the script's answer, which lists exactly these hosts."""
+        """Record the script's output, which lists exactly these hosts."""
         for known in self._known.values():
             known.is_there = False
         for host in hosts:
@@ -120,7 +120,7 @@ class Hosts:
             del self._known[name]
 
     def failed(self, name: str, now_s: float) -> float:
-        """Record a failure caused by the host; return the time until which nothing is started there."""
+        """Record a failure caused by the host, and return until when nothing is started there."""
         known = self._known.setdefault(name, _Known(Host(name, 0), is_there=False))
         if now_s >= known.rests_until:  # failures of several workers at once count as one
             known.failures += 1
@@ -128,13 +128,13 @@ class Hosts:
         return known.rests_until
 
     def worked(self, name: str, now_s: float) -> None:
-        """Forget a host's failures once a worker there has trained for the longest suspension."""
+        """Forget a host's failures after a worker there has trained for the longest suspension time."""
         known = self._known.get(name)
         if known is not None and now_s >= known.rests_until + self.resting.most_s:
             known.failures = 0
 
     def usable(self, now_s: float) -> tuple[Host, ...]:
-        """Return the current hosts that are not suspended, longest known first."""
+        """Return the current hosts that are not suspended, in the order in which they were first seen."""
         return tuple(one.host for one in self._known.values() if one.is_there and now_s >= one.rests_until)
 
     def next_change_s(self, now_s: float) -> float | None:

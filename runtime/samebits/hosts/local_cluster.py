@@ -73,7 +73,7 @@ class Power(enum.Enum):
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """A process of the cluster itself, which holds namespaces or serves the page."""
+    """A process that belongs to the cluster itself: it holds namespaces or serves the page."""
 
     pid: int
     started_at: int
@@ -85,7 +85,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class ClusterHost(msgspec.Struct, frozen=True):
-    """One host; without namespaces, it has no ``holder``."""
+    """One simulated host. Without namespaces, it has no ``holder``."""
 
     number: int
     power: Power = Power.OFF
@@ -108,7 +108,7 @@ class ClusterFile(msgspec.Struct, frozen=True):
 
 
 def refusal() -> str:
-    """Return why this machine cannot have hosts in namespaces, or an empty string."""
+    """Return why this machine cannot simulate hosts with namespaces, or ""."""
     if os.geteuid() != 0:
         return "creating network namespaces needs root"
     missing = [name for name in _PROGRAMS if shutil.which(name) is None]
@@ -120,7 +120,7 @@ def refusal() -> str:
 
 
 class Cluster:
-    """The cluster in one folder, and every change to it.
+    """The simulated cluster in one folder, with methods to change it.
 
     Args:
         folder: has the cluster's file, and a folder for each host.
@@ -136,7 +136,7 @@ class Cluster:
     @classmethod
     @contextlib.contextmanager
     def created(cls, folder: Path, hosts: int, way: Isolation, port: int) -> Iterator[Cluster]:
-        """Record a new cluster in a new folder, and lock out other commands; nothing runs yet.
+        """Context manager that records a new cluster in a new folder, and locks out other commands.
 
         Raises:
             UsageError: the folder exists.
@@ -156,7 +156,7 @@ class Cluster:
     @classmethod
     @contextlib.contextmanager
     def locked(cls, folder: Path) -> Iterator[Cluster]:
-        """Open the cluster for one command at a time.
+        """Context manager that opens the cluster for one command at a time.
 
         Raises:
             UsageError, StoreError: see :meth:`read`.
@@ -259,7 +259,7 @@ class Cluster:
             gated.let_in()
 
     def start_page(self, words: Sequence[str], log: Path, kept: Sequence[int]) -> None:
-        """Start the page's command, with these descriptors, in host 0's folder but outside the hosts."""
+        """Start the page's command with these descriptors in host 0's folder, but outside the hosts."""
         inside = ["nsenter", "--target", str(self.content.switch.pid), "--net"] if self.content.switch else []
         page = ["bash", "-ec", _BECOME, str(log), *inside, *words]
         host = self.content.hosts[0]
@@ -345,7 +345,7 @@ class Cluster:
         _in_network_of(switch, program)
 
     def _signal_marked(self, host: ClusterHost, by: signal.Signals) -> None:
-        """Signal the host's processes until each has received the signal, including new ones."""
+        """Signal the host's processes, including new ones, until each has received the signal."""
         mark, told = f"{_MARK}={self._mark(host)}".encode(), set[ProcessIdentity]()
         while new := {identity for identity in _marked(mark) if identity not in told}:
             for identity in new:
@@ -378,7 +378,7 @@ class Cluster:
         return status if status >= 0 else 128 - status
 
     def _fork_on(self, host: ClusterHost, words: list[str]) -> int:
-        """Start a command on the host; return its pid."""
+        """Start a command on the host, and return its pid."""
         disk, environment = self.disk_of(host), self.environment(host)
         target = None if host.holder is None else os.pidfd_open(host.holder.pid)
         self.running(host.number)  # after the descriptor was opened, so that it cannot refer to another process
@@ -401,7 +401,9 @@ class Cluster:
 
 
 class _Gated:
-    """A started process of the cluster that waits to be recorded; it ends if it is not let in.
+    """A process that waits after its start until it was recorded in the cluster's file.
+
+    If it is not let in, it ends.
 
     Args:
         words: the process's command, whose shell prints ``gate``, waits for a line, and prints ``ready`` when ready.
@@ -438,7 +440,7 @@ class _Gated:
         self.holder = Holder(identity.pid, identity.started_at)
 
     def let_in(self) -> None:
-        """Let the process begin, and wait until it is ready.
+        """Let the process start its work, and wait until it is ready.
 
         Raises:
             UsageError: the process failed.
@@ -527,7 +529,7 @@ def _kill(holder: Holder) -> None:
 
 
 def _send(identity: ProcessIdentity, by: signal.Signals) -> bool:
-    """Signal exactly this process; return False if it is gone."""
+    """Send a signal to exactly this process, and return False if it is gone."""
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
@@ -544,7 +546,7 @@ def _send(identity: ProcessIdentity, by: signal.Signals) -> bool:
 
 
 def _marked(mark: bytes) -> Iterator[ProcessIdentity]:
-    """Yield this user's processes, except this one, that have this variable in their environment."""
+    """Yield this user's processes that have this variable in their environment, except this process."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue

@@ -1,7 +1,7 @@
-"""Decide, as hosts change, which workers a driver starts on which host and which leave.
+"""Decide, as hosts change, on which hosts workers are started and which workers leave.
 
-The current placement is read from disk and passed to each call, so a driver that takes over decides like its
-predecessor. Only the state of failed hosts is kept in memory.
+The current placement is read from disk and passed to each call, so a process that takes over makes the same decisions.
+Only the state of failed hosts is kept in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_DEATHS, DEATHS_S = 3, 60.0
 
 @dataclass(slots=True)
 class PlacementOrders:
-    """Actions to take now: workers to start, as (number, host), and nodes to leave."""
+    """What to do now: workers to start, as (number, host), and nodes that must leave."""
 
     start: list[tuple[str, str]] = field(default_factory=list)
     drain: list[str] = field(default_factory=list)
@@ -29,7 +29,7 @@ class PlacementOrders:
 
 
 class Placement:
-    """A driver's decisions; times are in seconds on one clock, which the caller chooses.
+    """Decides where workers run. Times are in seconds, and all on the same clock.
 
     Nodes are given as in NODE_ID.
 
@@ -46,7 +46,7 @@ class Placement:
         self._rests: set[str] = set()
 
     def seen(self, hosts: Iterable[Host], drained: Collection[str] = ()) -> list[OperatorDecision]:
-        """Record the script's answer, which lists exactly these hosts; ignore those in ``drained``."""
+        """Record the script's output, which lists exactly these hosts. Hosts in ``drained`` are ignored."""
         found = [host for host in hosts if host.name not in drained]
         self._hosts.seen(found)
         before, now = self._there, {host.name: host.slots for host in found}
@@ -61,13 +61,14 @@ class Placement:
         ]
         for name in before:
             if name not in now:
-                texts.append(f"host {name} {'is to be left' if name in drained else 'is gone'}")
+                texts.append(f"host {name} {'is being drained' if name in drained else 'is gone'}")
         return [OperatorDecision("; ".join(texts))]
 
     def died(self, node: str, host: str, now_s: float, *, has_joined: bool) -> OperatorDecision | None:
-        """Handle a worker's death by an external cause; return None if the worker is restarted in place.
+        """Handle the death of a worker that its own program did not cause.
 
-        ``has_joined`` tells whether the worker had a seat, so that starting workers there is known to work.
+        Return None if the worker is restarted in place. ``has_joined`` is true if the worker had a seat, so that
+        workers are known to start there.
         """
         deaths = self._deaths.setdefault(host, deque(maxlen=MOST_DEATHS))
         deaths.append(now_s)
@@ -77,7 +78,7 @@ class Placement:
         return self.failed(node, host, now_s, why)
 
     def failed(self, node: str, host: str, now_s: float, why: str) -> OperatorDecision:
-        """Suspend a host on which a worker could not start or keep running; another host gets the worker."""
+        """Suspend a host on which a worker could not start or keep running. Another host gets the worker."""
         rests_s = self._hosts.failed(host, now_s) - now_s
         self._deaths.pop(host, None)
         self._rests.add(host)

@@ -1,4 +1,4 @@
-"""Check, make and join Ascend's rank tables, for ``samebits ranktable``.
+"""Check, create and join Ascend's rank tables, for ``samebits ranktable``.
 
 The format of RANK_TABLE_FILE (versions 1.0 and 1.2) is documented at hiascend.com, HCCL user guide, "ranktable".
 Unknown fields are ignored, and nothing is guessed. By default, only the fields that identify ranks, servers and devices
@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class RankTableDevice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One NPU; all values are strings, as in the file."""
+    """One NPU. All values are strings, as in the file."""
 
     device_id: str
     rank_id: str
@@ -80,7 +80,7 @@ class RankTable(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class CheckedRankTable:
-    """A table, and the requirements of HCCL that it does not meet."""
+    """A rank table, and the requirements of HCCL that it does not meet."""
 
     table: RankTable
     lacks: tuple[str, ...]
@@ -166,13 +166,13 @@ def _is_address(text: str) -> bool:
 
 
 def made(server_id: str, devices: Sequence[int], addresses: dict[int, str], host_ip: str = "") -> RankTable:
-    """Return the table of one server, with its devices ranked in this order."""
+    """Create the table of one server, with its devices ranked in this order."""
     entries = tuple(RankTableDevice(str(one), str(rank), addresses.get(one, "")) for rank, one in enumerate(devices))
     return RankTable("1.0", "1", (RankTableServer(server_id, entries, host_ip),), COMPLETED)
 
 
 def joined(tables: Sequence[RankTable]) -> RankTable:
-    """Join tables of several servers; ranks are numbered in the given order."""
+    """Join the tables of several servers. Ranks are numbered in the given order."""
     servers, first = [], 0
     for table in tables:
         for server in table.server_list:
@@ -191,7 +191,7 @@ def text_of(table: RankTable) -> str:
 
 
 def addresses_in(hccn: str) -> dict[int, str]:
-    """Return the address of each device listed in the text of hccn.conf."""
+    """Return the address of each device in the text of hccn.conf."""
     return {int(number): address for number, address in _ADDRESS.findall(hccn)}
 
 

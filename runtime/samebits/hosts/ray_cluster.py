@@ -1,12 +1,13 @@
 """Run a job on the hosts of a Ray cluster, for ``samebits run --on ray``.
 
 Ray places and restarts hosts; SameBits recovers the training. One placement group contains the job's hosts. In each
-bundle, a detached actor runs ``samebits run`` for that host's share of the job. So a lost worker is replaced as on any
-host, and Ray is asked for a new host only if an entire node is lost. The actors start their share on construction,
-because Ray reconstructs a restarted actor but does not repeat its driver's calls, and the driver may be gone by then.
+bundle, a detached actor runs ``samebits run`` for that host's part of the job. A lost worker is therefore replaced as
+on any host, and Ray is asked for a new host only if an entire node is lost. The actors start their part when they are
+constructed, because Ray reconstructs a restarted actor but does not repeat its driver's calls, and the driver may be
+gone by then.
 
-Like a Slurm step, the hosts share the job's folder. Host 0 has the scheduler and writes its address to a file there, so
-the scheduler may move with its actor.
+As in a Slurm step, the hosts share the job's folder. Host 0 has the scheduler and writes its address to a file there,
+so the scheduler may move with its actor.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _CALLS = 4
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """The share of the job that one actor runs.
+    """The part of the job that one actor runs.
 
     Attributes:
         folder: the job's folder, shared by all hosts.
@@ -85,7 +86,7 @@ class HostPlan:
 
 
 class RayHost:
-    """The actor of one host, which runs its share of the job and keeps the exit status for the driver.
+    """The actor of one host, which runs its part of the job and stores the exit status for the driver.
 
     Args:
         plan: the share to run.
@@ -136,9 +137,9 @@ class RayHost:
         self._leave_unless_collected()
 
     def _once(self) -> int:
-        """Run this host's share; return its status.
+        """Run this host's part, and return its status.
 
-        If an earlier process of this actor began the share, it is recovered.
+        If an earlier process of this actor has begun it, it is recovered.
         """
         plan = self._plan
         plan.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -298,8 +299,9 @@ def require_same(folder: Path, words: Sequence[str], hosts: int) -> None:
         started = strict_json.loads(_record_file(folder).read_text())
     except FileNotFoundError:
         raise UsageError(
-            f"--on ray: a job runs in {folder}, but {_record_file(folder).name}, which tells how it was started, was "
-            "removed. Fix: wait until `ray list actors` shows no actor of that job, or use another folder"
+            f"--on ray: a job runs in {folder}, but {_record_file(folder).name}, which records how it was "
+            "started, was removed. Fix: wait until `ray list actors` shows no actor of that job, or use another "
+            "folder"
         ) from None
     if started != {"words": list(words), "hosts": hosts}:
         raise UsageError(
@@ -353,7 +355,7 @@ def _start(
 
 
 def _follow(ray: Any, actors: Sequence[Any], signals: Signals) -> int:
-    """Pass signals on to the hosts until host 0's command has ended; return its status.
+    """Forward signals to the hosts until host 0's command has ended, and return its status.
 
     That command follows the entire job, so hosts that Ray could not place again are not awaited.
 
@@ -391,7 +393,7 @@ def _follow(ray: Any, actors: Sequence[Any], signals: Signals) -> int:
 
 
 def _kind(ray: Any, per_host: int) -> str:
-    """Return GPU if a node of the cluster has enough GPUs, else CPU."""
+    """Return GPU if a node of the cluster has enough GPUs, otherwise CPU."""
     has_devices = any(node["Alive"] and node["Resources"].get("GPU", 0) >= per_host for node in ray.nodes())
     return "GPU" if has_devices else "CPU"
 

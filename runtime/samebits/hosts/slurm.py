@@ -1,7 +1,8 @@
 """Assign a job's processes to the hosts of a Slurm allocation, for ``samebits slurm`` (samebits.sbatch).
 
-A worker's number determines its host and device, in blocks per host, so a step restarted with the same line is the same
-worker. The module also reads the options that ``samebits run`` needs from the environment inside ``srun``.
+Hosts get consecutive blocks of workers, so a worker's number determines its host and device, and a step that is
+restarted with the same command line is the same worker. The module also reads the options that ``samebits run`` needs
+from the environment inside ``srun``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MOST_DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One process of the job.
+    """Where one process of the job runs.
 
     Attributes:
         name: ``scheduler``, or ``worker_<node id>``.
@@ -86,13 +87,13 @@ def _numbers(ranges: str) -> list[str]:
             raise ValueError(f"[{ranges}] is not a range of numbers")
         first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < first + MOST_HOSTS - len(found):
-            raise ValueError(f"[{ranges}] is not a range of numbers, or a longer one than {MOST_HOSTS}")
+            raise ValueError(f"[{ranges}] is not a range of numbers, or has more than {MOST_HOSTS} numbers")
         found += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
     return found
 
 
 def placed(hosts: Sequence[str], workers_per_host: int, spare_hosts: int) -> list[Placed]:
-    """Place the scheduler on the first host, spares on the last ``spare_hosts``, workers on the rest.
+    """Place the scheduler on the first host, spares on the last ``spare_hosts``, and workers on the others.
 
     Raises:
         ValueError: no host is left for workers.
@@ -143,7 +144,7 @@ def plan(environ: Mapping[str, str], spare_hosts: int = 0) -> list[Placed]:
 
 @dataclass(frozen=True, slots=True)
 class SlurmStepOptions:
-    """Options that a Slurm step's environment provides on each host.
+    """Options for ``samebits run`` from a Slurm step's environment, on each host.
 
     Attributes:
         hosts: number of hosts in the step.
@@ -202,7 +203,7 @@ def share_of(environ: Mapping[str, str]) -> SlurmStepOptions | None:
 
 
 def port_of(job: int) -> int:
-    """Return the scheduler's port for this Slurm job, below the range for outgoing connections."""
+    """Return the scheduler's port for this Slurm job. It is below the range for outgoing connections."""
     return 10_000 + job % 20_000
 
 

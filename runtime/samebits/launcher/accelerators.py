@@ -1,6 +1,6 @@
 """Count the accelerators that a job may use on this machine, without importing torch.
 
-As in CUDA, a list of visible devices is counted up to the first entry that names no device, such as -1 or NoDevFiles.
+As in CUDA, a list of visible devices ends at the first entry that names no device, such as -1 or NoDevFiles.
 """
 
 from __future__ import annotations

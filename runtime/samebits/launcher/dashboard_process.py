@@ -1,6 +1,6 @@
 """Start the dashboard page for a job if DASHBOARD names a port.
 
-The page is not part of the job: if it cannot start, one sentence reports that and the job continues.
+The job does not depend on the page: if the page cannot start, a message is printed and the job continues.
 """
 
 from __future__ import annotations

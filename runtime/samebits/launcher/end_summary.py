@@ -1,6 +1,6 @@
-"""Print a follower's last lines: how the job ended, its first failure, the cost, and the next command.
+"""Print a follower's last lines: how the job ended, its first failure, what recoveries cost, and the next command.
 
-A finished job is reported on standard output, an unfinished one on standard error with a command to paste.
+The summary goes to standard output if the job finished. Otherwise it goes to standard error, with a command to paste.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _say_unfinished(
 
 
 def _fix(verdict: JobOutcome, following: Following, settings: Settings) -> str:
-    """Return the command to type next; empty if the cause names one, or there is nothing to recover."""
+    """Return the command that the user should type next, or "" if the cause names one or nothing is recoverable."""
     view = following.view
     has_begun = view is not None and view.generation > 0
     kept = job_spec.read(settings.log_dir)
@@ -89,6 +89,6 @@ def _fix(verdict: JobOutcome, following: Following, settings: Settings) -> str:
 
 
 def _is_unequal(verdict: JobOutcome) -> bool:
-    """Return whether a rank, for example in an audit, ended the job because the ranks' states are in doubt."""
+    """Return whether the job ended because the ranks' states differ or may be wrong."""
     code = EndKind.UNEQUAL.exit_code
     return verdict.exit_code == code or f"ended with status {code}:" in verdict.cause

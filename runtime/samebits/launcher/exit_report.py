@@ -1,7 +1,7 @@
-"""Describe how processes and the job ended, with one sentence per group of equal ends.
+"""Describe how processes and the job ended, with one sentence for each group of processes that ended alike.
 
-All ranks encounter an error in the script within a moment, so the report of a death is delayed briefly to group it with
-equal ones. A process that was killed is replaced; a process that its own script ended is not.
+All ranks run into an error of the script at almost the same time, so a report is delayed briefly to group them. A
+killed process is restarted; a process that its own script ended is not.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class WorkerExit:
 
     @property
     def is_own(self) -> bool:
-        """Return whether the process's own program ended it and no reason to restart it unchanged is known."""
+        """Whether the process's own program ended it, and restarting it unchanged would not help."""
         if self.is_failure:
             return True
         return self.death.status is not None and (self.death.status != 0 or not self.has_joined)
@@ -69,12 +69,12 @@ class WorkerExit:
 
     @property
     def is_stranger(self) -> bool:
-        """Whether the process ran to its end and had nothing to do with the job."""
+        """Whether the process ran to its end without ever joining the job."""
         return self.death.status == 0 and not self.has_joined
 
     @property
     def is_of_the_script(self) -> bool:
-        """Whether the script itself must be changed, even if the job has ended for another reason."""
+        """Whether the user must change the script, even if the job has ended for another reason."""
         return self.is_failure or self.is_stranger or "trained alone" in str(self.cause)
 
     @property
@@ -99,16 +99,16 @@ class WorkerExit:
 
 
 def has_no_slot(end: WorkerExit, view: JobView | None) -> bool:
-    """Return whether the process's exit says nothing about the job, because the process has no slot.
+    """Return whether the process has no slot any more, so that its exit does not affect the job.
 
-    It was a spare, another process has taken its slot, or the world shrank without it.
+    This is the case if it was a spare, if another process has taken its slot, or if the world shrank without it.
     """
     known = view.node(end.node) if view is not None else None
     return end.is_spare or (known is not None and known.slot is None)
 
 
 def sentence(alike: Sequence[WorkerExit]) -> str:
-    """Describe one process with its pid, or several processes with equal ends by their names."""
+    """Return a sentence about processes that ended alike: one process with its pid, or several by their names."""
     first = alike[0]
     if len(alike) == 1:
         return str(first)
@@ -119,7 +119,7 @@ def sentence(alike: Sequence[WorkerExit]) -> str:
 
 
 def what_others_do(count: int, view: JobView | None, *, waiting: str, shrinking: str) -> str:
-    """Return how the job continues without ``count`` workers: with spares, in a smaller world, or after a wait."""
+    """Return how the job continues without ``count`` workers: with spares, with fewer workers, or after a wait."""
     if view is None or view.training_finished:
         return ""
     several = count > 1
@@ -132,7 +132,7 @@ def what_others_do(count: int, view: JobView | None, *, waiting: str, shrinking:
 
 
 def advice(alike: Sequence[WorkerExit], recover: str) -> str:
-    """Return what the user can do; empty if the process reported that itself or ended as intended."""
+    """Return what the user can do, or "" if the process printed that itself or ended as intended."""
     end = alike[0]
     if end.is_stranger:
         return f". Fix: add {MISSING_LINES}"
@@ -148,7 +148,7 @@ def _by_number(node: str) -> tuple[int, str]:
 
 
 def missing(cause: str) -> str:
-    """Return what to add to a script that ran to its end and never trained in the job."""
+    """Return what to add to a script that ended without ever training in the job."""
     if "samebits.init" in cause:
         return f"add {MISSING_LINES}"
     return "write `@samebits.elastic.run` above the training function and call that with its state"
@@ -180,28 +180,28 @@ class Deaths:
         self._first_at = self._due_at = 0.0
 
     def add(self, end: WorkerExit, now: float) -> None:
-        """Add a death; it is reported together with the earlier ones."""
+        """Add a process's end to the next report."""
         self.hold(now, GATHER_S if end.death.signal is not None else GATHER_OWN_S)
         self._unsaid.append(end)
 
     def hold(self, now: float, for_s: float = GATHER_S) -> None:
-        """Delay the report, so that it includes deaths that follow within ``for_s`` seconds."""
+        """Delay the report so that it includes processes that end within the next ``for_s`` seconds."""
         if not self._is_held:
             self._first_at = self._due_at = now
         self._due_at, self._is_held = min(max(self._due_at, now + for_s), self._first_at + GATHER_AT_MOST_S), True
 
     def due_at(self) -> float | None:
-        """Return when to report the deaths, or None if there are none."""
+        """Return when the report is due, or None if there is nothing to report."""
         return self._due_at if self._is_held else None
 
     def take(self) -> list[list[WorkerExit]]:
-        """Return and remove all deaths, grouped by equal ends, in the order of arrival."""
+        """Remove and return all ends in order of arrival, grouped by the processes that ended alike."""
         unsaid, self._unsaid, self._is_held = self._unsaid, [], False
         return alike(unsaid)
 
 
 def alike(ends: Sequence[WorkerExit]) -> list[list[WorkerExit]]:
-    """Group the ends that one sentence can describe, in the order of each group's first end."""
+    """Group the processes that one sentence can describe, in order of each group's first end."""
     groups: dict[tuple[bool, str, str], list[WorkerExit]] = {}
     for end in ends:
         groups.setdefault((end.is_spare, end.words, end.follows), []).append(end)
@@ -209,7 +209,7 @@ def alike(ends: Sequence[WorkerExit]) -> list[list[WorkerExit]]:
 
 
 def sentences(ends: Sequence[WorkerExit]) -> str:
-    """Return a sentence for each kind of end, in order of appearance, ``MOST_WAYS`` at most."""
+    """Return one sentence for each way in which processes ended, at most ``MOST_WAYS``."""
     found = alike([replace(end, follows="") for end in ends])
     more = sum(map(len, found[MOST_WAYS:]))
     return "; ".join([*map(sentence, found[:MOST_WAYS]), *([f"{more} more ended in other ways"] if more else [])])
@@ -225,18 +225,18 @@ class JobOutcome:
 
     @property
     def words(self) -> str:
-        """The predicate for a sentence about the job."""
+        """The outcome as the predicate of a sentence about the job."""
         assert self.kind is not None, "it is unfinished"
         return self.kind.words_with(self.exit_code)
 
     @property
     def is_permanent(self) -> bool:
-        """Whether a process ended the job with a SameBits exit code, which is also the job's exit code."""
+        """Whether a process ended the job with a SameBits exit code, which then is also the job's."""
         return self.kind is not None and self.kind.is_permanent(self.exit_code)
 
     @classmethod
     def unfinished(cls, kind: EndKind, cause: str, status: int = 0) -> JobOutcome:
-        """Return the verdict on an unfinished job.
+        """Return the outcome of an unfinished job.
 
         If ``status``, the script's exit status, is given, it is also the job's exit code.
         """
@@ -247,7 +247,7 @@ FINISHED = JobOutcome(None, "", 0)
 
 
 def verdict_of(given_up: GivenUp) -> JobOutcome:
-    """Return the verdict on a job in which one process is not replaced."""
+    """Return the outcome of a job that ends because one of its processes is not restarted."""
     dead, cause = given_up.dead, f"{given_up.dead.said}; {given_up.why}"
     match dead.loss.sort:
         case Sort.HOPELESS if dead.status is not None:
@@ -259,7 +259,7 @@ def verdict_of(given_up: GivenUp) -> JobOutcome:
 
 
 def verdict_of_all(ends: Sequence[WorkerExit], view: JobView | None, *, is_trained: bool = False) -> JobOutcome | None:
-    """Return the verdict if all workers were on this machine and each ended by its own program.
+    """Return the outcome if all workers ran on this machine and each was ended by its own program, otherwise None.
 
     Args:
         ends: the ends of this machine's workers and spares, none of which is still running.

@@ -1,8 +1,8 @@
 """Follow a job to its end: show its progress, restart dead processes, and end everything on Ctrl-C.
 
-One ``poll`` waits for the scheduler's snapshots, the ends of processes, signals and deadlines. Decisions are made in
-``following``. Only logs are read on a timer, since training that never commits gives no other sign of progress. The job
-continues unchanged if this process is killed or loses its terminal.
+A single ``poll`` waits for messages from the scheduler, exits of processes, signals and deadlines. Decisions are made
+in ``follower_decisions``. Only logs are read on a timer, because a script that never commits gives no other sign of
+progress. The job continues if this process is killed or loses its terminal.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from samebits.tracebacks import Failure
 
 
 class HeldFolder:
-    """A handle on the folder that ``path`` names now or, if there is none, will name first."""
+    """A handle on the folder at ``path``, or on the first folder that is created there."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -73,7 +73,7 @@ class HeldFolder:
         self.is_there()
 
     def is_there(self) -> bool:
-        """Return whether the path still names this folder; True if that is unknown."""
+        """Return whether the path still leads to this folder, or True if that cannot be determined."""
         try:
             if self._descriptor is None:
                 with contextlib.suppress(FileNotFoundError):
@@ -101,7 +101,7 @@ LEFT = JobOutcome(None, "left running", 0)
 
 @contextlib.contextmanager
 def naming_what_runs_on(settings: Settings) -> Iterator[None]:
-    """Add a line about the job's living processes to an error that ends this command."""
+    """Context manager that adds a line about the job's live processes to an error that ends this command."""
     try:
         yield
     except ForeignFolderError:  # the folder now belongs to another job, and the message names the processes
@@ -121,7 +121,7 @@ def naming_what_runs_on(settings: Settings) -> Iterator[None]:
 
 
 def _running_on(settings: Settings) -> str:
-    """Return a further line about the living processes of the folder's job; empty if there are none."""
+    """Return a line about the live processes of the folder's job, or "" if there are none."""
     names = process_names(job_spec.nodes_of(settings.log_dir, settings))
     alive = [(name, one) for name, one in read_pid_files(settings.log_dir, names).items() if one.is_alive()]
     if not alive:
@@ -136,7 +136,7 @@ def _running_on(settings: Settings) -> str:
 
 @dataclass(slots=True)
 class Turn:
-    """The result of a driver's turn: lines to print, decisions for the scheduler's history, and started workers."""
+    """The result of a driver's turn: lines to print, decisions for the job's history, and started workers."""
 
     lines: list[str] = field(default_factory=list)
     decisions: list[OperatorDecision] = field(default_factory=list)
@@ -144,30 +144,30 @@ class Turn:
 
 
 class Driver(Protocol):
-    """Starts and drains workers as hosts come and go. ``now`` is in monotonic seconds."""
+    """Interface of objects that start and drain workers as hosts come and go. ``now`` is in monotonic seconds."""
 
     @property
     def is_started(self) -> bool:
         """Whether ``start`` was called."""
 
     def start(self, folder: Path) -> int:
-        """Start looking for hosts; return a descriptor that becomes readable when there is an answer."""
+        """Start looking for hosts, and return a descriptor that becomes readable when there is a result."""
 
     def wake_at(self, now: float) -> float | None:
-        """Return when ``turn`` must be called even if nothing happens."""
+        """Return when ``turn`` must be called even if nothing happens, or None."""
 
     def takes(self, name: str, identity: ProcessIdentity, status: int | None, now: float, *, has_joined: bool) -> bool:
-        """Return whether the driver handles a worker's death, so that nothing else restarts the worker."""
+        """Return whether the driver handles the end of this worker, so that nothing else restarts it."""
 
     def turn(self, view: JobView | None, now: float) -> Turn:
-        """Start and drain the workers for which this is due."""
+        """Start and drain the workers that are due."""
 
     def close(self) -> None:
         """Stop looking for hosts."""
 
 
 class Follower:
-    """One run of a follower, from its start to the job's end."""
+    """One run of a follower, which ends when the job does."""
 
     def __init__(
         self,
@@ -233,8 +233,8 @@ class Follower:
     def run(self, *, stop_by: str | None = None) -> FollowResult:
         """Follow the job to its end.
 
-        On return, everything is reported, and every process that had to end has ended. ``stop_by`` requests the job's
-        end at once.
+        On return, everything has been reported, and all processes that had to end have ended. If ``stop_by`` is given,
+        the job is asked to stop at once.
 
         Raises:
             ForeignFolderError: LOG_DIR now belongs to another job.
@@ -333,10 +333,10 @@ class Follower:
             self._following.heard(view, time.monotonic())
 
     def _is_of_this_job(self, view: JobView) -> bool:
-        """Return whether the scheduler is this job's.
+        """Return whether the scheduler that sent this view belongs to this job.
 
-        The id in the journal decides, which the scheduler writes before it answers. On a host without the scheduler,
-        LOG_DIR is claimed for the first job that answers.
+        Its job id must equal the one in the journal. A host without the scheduler has no journal: there, LOG_DIR is
+        claimed for the first job that answers.
         """
         stored = self._stored_view()
         own = stored.job if stored is not None else own_job(self._settings)
@@ -447,9 +447,9 @@ class Follower:
         self._following.never_joined(list(silent), max(silent.values(), default=0.0))
 
     def _training_is_finished(self) -> bool:
-        """Return whether training is finished, according to the view or the journal.
+        """Return whether training is finished, according to the scheduler or the journal.
 
-        The journal has the record before a worker exits.
+        The journal contains this record before any worker exits.
         """
         view = self._following.view
         if view is not None and view.training_finished:
@@ -458,7 +458,7 @@ class Follower:
         return stored is not None and stored.training_finished
 
     def _judge_scheduler(self) -> None:
-        """Read the job's state from its journal, once no scheduler answers."""
+        """Read the job's state from its journal after the scheduler is gone."""
         following = self._following
         if self._scheduler_judged or following.is_linked or following.scheduler_runs():
             return
@@ -474,7 +474,7 @@ class Follower:
     # ---- restarts
 
     def _lost(self, name: str, identity: ProcessIdentity, death: Death, cause: Failure | str) -> str:
-        """Handle the loss of a process that the job still needs; return a description of the reaction."""
+        """Handle the loss of a process that the job still needs, and return a description of the reaction."""
         view, is_failure = self._following.view, isinstance(cause, Failure)
         if self._supervisor is None or self._following.is_closing:
             return ""
@@ -529,7 +529,7 @@ class Follower:
         return max(resident_bytes(identity) for identity in self._workers_here().values())
 
     def _report_restarts(self, supervisor: Supervisor, now: float) -> None:
-        """Keep the scheduler from giving up the job while replacements start, even with slow imports."""
+        """Keep the scheduler from giving up the job while replacement processes start, which may take long."""
         if not (supervisor.holds and self._is_ours and self._following.is_linked):
             self._report_restarts_at = 0.0
         elif self._report_restarts_at <= now:
@@ -539,9 +539,9 @@ class Follower:
                 self._link.tell(status.restarting())
 
     def _has_registered(self, name: str, identity: ProcessIdentity) -> bool:
-        """Return whether this worker has joined.
+        """Return whether this worker has joined the job.
 
-        It has if the scheduler knows it, or its log shows ``samebits.init()``.
+        It has if the scheduler knows it, or if its log shows ``samebits.init()``.
         """
         view = self._following.view
         is_known = view is not None and any(node.identity == identity for node in view.nodes)
@@ -561,7 +561,7 @@ class Follower:
             self._look_for_processes()
 
     def _not_yet(self) -> tuple[str, ...]:
-        """Return the names not to start yet.
+        """Return the names of processes that must not be started yet.
 
         These include the scheduler, until its journal shows that it did not end the job.
         """
@@ -587,14 +587,14 @@ class Follower:
             self._look_for_processes()
 
     def _deliver(self) -> None:
-        """Send decisions for the history once this job's scheduler answers."""
+        """Send pending decisions for the job's history once the scheduler answers."""
         while self._undelivered and self._is_ours and self._following.is_linked:
             self._link.tell(self._undelivered.popleft())
 
     # ---- reactions
 
     def _tell_of_missing(self) -> None:
-        """Report processes that had ended when they were found, unless the job is over."""
+        """Report processes that had already ended when this follower started, unless the job is over."""
         following = self._following
         if following.view is None or following.is_closing:
             return
@@ -632,7 +632,7 @@ class Follower:
             self._showing.show_notices(following.view)
 
     def _report_recoveries(self) -> None:
-        """Report each completed recovery with the figures from the history."""
+        """Print each completed recovery, with the figures from the job's history."""
         view, feed = self._following.view, self._recoveries
         if feed is None or view is None or view.phase != "training" or feed.trained >= view.generation:
             return
@@ -642,7 +642,7 @@ class Follower:
             self._showing.settle(len(feed.over), sum(row.total_ms or 0.0 for row in feed.over) / 1000)
 
     def _look_at_workers(self, now: float) -> None:
-        """Report the state of local workers that do not respond while their scheduler does."""
+        """Report local workers that do not respond although their scheduler does."""
         if self._is_ours and self._following.is_linked and not self._following.is_closing:
             for seen in self._observer.look(self._workers_here(), now):
                 self._link.tell(seen)
@@ -652,7 +652,7 @@ class Follower:
         return {node: identity for name, identity in self._watched.values() if (node := node_of(name)) is not None}
 
     def _look_at_stalls(self, now: float) -> None:
-        """Inspect local processes if the job is stuck, and kill those that cannot exit."""
+        """Inspect local processes if the job is stuck, and kill the ones that cannot exit by themselves."""
         following = self._following
         self._stalls.look(following.view if following.is_linked else None, self._workers_here(), now)
         found = self._stalls.take(now, may_end=following.supervised and following.is_linked)
@@ -663,7 +663,7 @@ class Follower:
 
 
 def _observation(death: Death, cause: Failure | str) -> Observation:
-    """Return what the status and the log show about a death."""
+    """Return what a process's exit status and log reveal about its end."""
     if isinstance(cause, Failure):
         return Observation(death.status, death.signal, cause.error, is_failure=True)
     is_out_of_memory = cause.startswith(OUT_OF_MEMORY)
@@ -671,5 +671,5 @@ def _observation(death: Death, cause: Failure | str) -> Observation:
 
 
 def _clock_time(at: float) -> str:
-    """Return the wall-clock time that corresponds to a monotonic time."""
+    """Convert a monotonic time to wall-clock time."""
     return time.strftime("%H:%M:%S", time.localtime(time.time() + at - time.monotonic()))

@@ -1,8 +1,8 @@
 """Decide for a follower what to print, which processes to signal, and when and how the job is over.
 
-This module does no I/O: ``samebits.launcher.follower`` has the clock, the descriptors and the terminal. The scheduler
-decides how a job ended, or its journal if the scheduler is gone. The processes decide only if there is no scheduler to
-wait for.
+This module does no I/O; ``samebits.launcher.follower`` has the clock, the descriptors and the terminal. The scheduler
+decides how a job ended, or its journal if the scheduler is gone. If there is no scheduler to wait for, the exits of the
+processes decide.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from samebits.tracebacks import Failure
 
 
 def changes(before: JobView | None, now: JobView) -> list[str]:
-    """Return a sentence for each change of a slot's holder; none before the job has begun."""
+    """Return a sentence for each slot that has a different worker than before, once the job has begun."""
     if before is None or before.job != now.job or not (before.nodes and now.nodes) or before.generation == 0:
         return []
     lines = [_taken(before, old, new) for old, new in _successions(before, now)]
@@ -102,7 +102,7 @@ TERM = signal.SIGTERM
 
 @dataclass(frozen=True, slots=True)
 class FollowResult:
-    """How following ended.
+    """How a follower's run ended.
 
     ``call_again`` is true if processes of the job wait for a scheduler that gave the job up too early.
     """
@@ -121,7 +121,7 @@ class _Local:
 
 @dataclass(slots=True)
 class FollowOrders:
-    """Actions for the caller, to be carried out in this order."""
+    """Actions that the caller must carry out in this order."""
 
     lines: list[str] = field(default_factory=list)
     stop_by: str | None = None
@@ -198,7 +198,7 @@ class Following:
     # ---- events from the caller
 
     def found(self, name: str, identity: ProcessIdentity, *, is_own: bool) -> None:
-        """Record a living process under this name, possibly in place of an older one."""
+        """Record a live process with this name, which may replace an older one."""
         before = self._local.get(name)
         self._local[name] = _Local(identity, is_own)
         if name == SCHEDULER:
@@ -221,11 +221,11 @@ class Following:
         has_joined: bool = True,
         follows: str = "",
     ) -> None:
-        """Record the end of a process; ``cause`` is the error in its log, empty if there is none.
+        """Record the end of a process.
 
-        ``is_trained``: training is finished. ``is_done``: this worker was expected to exit because of that.
-        ``was_removed``: the worker was told to leave. ``has_joined``: it had called ``samebits.init()``. ``follows``:
-        the reaction to its end.
+        ``cause`` is the error in its log, or "". ``is_trained``: training is finished. ``is_done``: the worker was
+        expected to exit for that reason. ``was_removed``: the worker was told to leave. ``has_joined``: the worker had
+        called ``samebits.init()``. ``follows``: what the launcher does in response.
         """
         self._is_trained = self._is_trained or is_trained
         known = (*self._local.values(), *self._targets, *self._replaced)
@@ -240,7 +240,7 @@ class Following:
             self._worker_died(local, end, now)
 
     def forget(self, name: str) -> None:
-        """Forget this name, because a process with another name replaces its dead process."""
+        """Drop this name, because its dead process is replaced by a process with another name."""
         self._local.pop(name, None)
 
     def give_up(self, verdict: JobOutcome, now: float) -> None:
@@ -254,8 +254,8 @@ class Following:
         if nodes and not self.is_closing:
             who = f"workers {', '.join(nodes)} have" if len(nodes) > 1 else f"worker {nodes[0]} has"
             self._say(
-                f"{who} run for {after_s:.0f} s and not called samebits.init(), with which a worker joins the job. "
-                f"Fix: if the script never makes it, add {MISSING_LINES}"
+                f"{who} run for {after_s:.0f} s without calling samebits.init(), with which a worker joins the "
+                f"job. Fix: if the script never calls it, add {MISSING_LINES}"
             )
 
     def linked(self) -> None:
@@ -290,7 +290,10 @@ class Following:
     def scheduler_gone(
         self, identity: ProcessIdentity | None, death: Death, stored: JobView | None, last_line: str, now: float
     ) -> None:
-        """Handle that no scheduler of this job is running; ``stored`` is the state in its journal."""
+        """Record that no scheduler of this job is running.
+
+        ``stored`` is the state of the job in its journal.
+        """
         self._scheduler_gone = True
         if stored is not None and (self.view is None or stored.job_finished or stored.ended is not None):
             self.view = stored
@@ -314,7 +317,7 @@ class Following:
             self._deaths.hold(now)
 
     def stop_asked(self, by: str, now: float) -> None:
-        """Handle the user's request to end the entire job; a repeated request ends it at once."""
+        """Handle the user's request to end the job. A second request ends it at once."""
         if self._stop_by is not None:
             self._say("ending what is left at once")
             self._kill_at = now
@@ -327,7 +330,7 @@ class Following:
             self._term_at = now
 
     def passed(self, now: float) -> FollowOrders:
-        """Return the actions that are due now; call this after all events have been reported."""
+        """Return the actions that are due. Call this after all events have been reported."""
         if self._workers_run():
             self._deserted_at = None
         elif self._deserted_at is None:
@@ -345,17 +348,17 @@ class Following:
         return orders
 
     def wake_at(self) -> float | None:
-        """Return when ``passed`` must be called again even if nothing happens."""
+        """Return when ``passed`` must be called even if nothing happens, or None."""
         deadlines = (self._nobody_tells_at, self._term_at, self._kill_at, self._deserted_by(), self._deaths.due_at())
         return min((at for at in deadlines if at is not None), default=None)
 
     def has_left(self, name: str) -> bool:
-        """Return whether this worker gave up its seat on purpose."""
+        """Return whether this worker has left the job on purpose."""
         known = None if self.view is None else self.view.node(node_of(name))
         return known is not None and known.presence is PresenceState.LEFT
 
     def running(self) -> int:
-        """Return how many workers run on this machine, not counting known spares."""
+        """Return how many workers run on this machine, not counting processes that are known to be spares."""
         return sum(local.runs for name, local in self._local.items() if name != SCHEDULER and not self._is_spare(name))
 
     def is_own(self, name: str) -> bool:
@@ -363,7 +366,7 @@ class Following:
         return name in self._local and self._local[name].is_own
 
     def scheduler_runs(self) -> bool:
-        """Return whether the scheduler that was started here is running."""
+        """Return whether the scheduler that this follower started is running."""
         return SCHEDULER in self._local and self._local[SCHEDULER].runs
 
     # ---- deaths
@@ -407,7 +410,7 @@ class Following:
         self._scheduler_why = ""
 
     def _say_again(self, now: float) -> None:
-        """Report restarted processes, after the ends of their predecessors."""
+        """Report restarted processes, once the ends of their predecessors have been reported."""
         due = [] if self.is_closing else [(name, before) for name, before in self._again if not before.runs]
         if due:
             self._say_deaths(now)
@@ -418,7 +421,7 @@ class Following:
                 self._say(f"{self._title(name)} was started again (pid {self._local[name].identity.pid})")
 
     def _what_follows(self, alike: list[WorkerExit], now: float) -> str:
-        """Return how the other workers continue and what the user can do; empty if the job ends."""
+        """Return how the other workers continue and what the user can do, or "" if the job ends."""
         if self.is_closing or not self._workers_run() or all(self._is_started_again(end) for end in alike):
             return ""
         meanwhile = ""
@@ -437,7 +440,7 @@ class Following:
         return meanwhile + advice(alike, self._recover)
 
     def _starts_again_said(self, alike: list[WorkerExit]) -> str:
-        """Return how these processes are replaced: by spares while there are any, and by new processes."""
+        """Return how these processes are replaced: by spares as long as there are any, then by new processes."""
         if not alike[0].is_spare and all(has_no_slot(end, self.view) for end in alike):  # the slots are taken already
             return f"; {_AS_SPARE if len(alike) == 1 else _AS_SPARES}"
         spares = self.view.spares_alive if self.view is not None else 0
@@ -446,7 +449,7 @@ class Following:
         return f"; {_SPARE if len(alike) == 1 else _SPARES}"
 
     def _is_started_again(self, end: WorkerExit) -> bool:
-        """Return whether a new process has taken over this process's name."""
+        """Return whether a new process has been started under this process's name."""
         local = self._local.get(name_of(end.node))
         return local is not None and local.identity.pid != end.pid
 
@@ -493,16 +496,16 @@ class Following:
             self._close(JobOutcome.unfinished(EndKind.INTERRUPTED, cause), now, self._leave_s)
 
     def _stop_for(self, verdict: JobOutcome) -> None:
-        """Have the scheduler end the job with this verdict."""
+        """Ask the scheduler to end the job with this outcome."""
         self._is_judged_here, self._orders.stop_by = True, verdict.cause
         self._orders.stop_status = verdict.exit_code if verdict.is_permanent else 0
 
     def _has_trained_here(self, ends: list[WorkerExit]) -> bool:
-        """Return whether training was reported as finished and all processes here ended without error."""
+        """Return whether training was reported as finished and every process here ended without an error."""
         return self.view is not None and self.view.training_finished and all(end.death.status == 0 for end in ends)
 
     def _deserted_by(self) -> float | None:
-        """Return when to give up a job without workers, whose scheduler would wait forever."""
+        """Return when to give up a job that has no workers left, for which the scheduler would wait forever."""
         if self._deserted_at is None or self.view is None or self.view.workers or self.is_closing or self.restarting:
             return None
         return self._deserted_at + self._patience_s
@@ -510,7 +513,7 @@ class Following:
     # ---- closing
 
     def _close(self, verdict: JobOutcome | None, now: float, leave_s: float) -> None:
-        """End the job, or record its end; remaining processes have ``leave_s`` seconds to exit."""
+        """End the job or record its end, and give the remaining processes ``leave_s`` seconds to exit."""
         self._verdict = self._verdict or verdict
         if self.is_closing:
             return
@@ -524,10 +527,11 @@ class Following:
             self._kill_at = now + min(FAILED_KILL_S, self._shutdown_timeout_s)
 
     def _is_spared(self, local: _Local) -> bool:
-        """Return whether this is a worker that was unknown to the scheduler when the scheduler ended the job.
+        """Return whether this worker is left running although the scheduler has ended the job.
 
-        The worker waits for the next scheduler. Either another follower started the worker and looks after it, or this
-        follower did, and is called again if the job was given up only because no worker was left.
+        This is a worker that the scheduler did not know, so it waits for the next scheduler. If another follower
+        started it, that follower looks after it. If this follower started it, this follower is called again, provided
+        that the job was given up only because no worker was left.
         """
         verdict = self._verdict
         if self._stop_by is not None or verdict is None or verdict.kind is not EndKind.INTERRUPTED:
@@ -536,7 +540,7 @@ class Following:
         return (is_called_again or not local.is_own) and not self._is_known(local)
 
     def _is_known(self, local: _Local) -> bool:
-        """Return whether this process is the scheduler, or known to it."""
+        """Return whether this process is the scheduler, or a worker that the scheduler knows."""
         if self._local.get(SCHEDULER) is local:
             return True
         return self.view is not None and local.identity in {one.identity for one in self.view.nodes}
@@ -567,7 +571,7 @@ class Following:
     # ---- helpers
 
     def first_death(self, cause: str) -> str:
-        """Return the first observed death and its cause; empty if there is none, or if ``cause`` names it."""
+        """Return the first process that ended, and why; "" if there is none or if ``cause`` already names it."""
         is_told = self._first_death in cause or (self._first_cause and self._first_cause in cause)
         return "" if is_told else self._first_death
 

@@ -1,7 +1,8 @@
-"""Find out where this machine's workers are stuck if the job makes no progress or they do not join it.
+"""Find out where this machine's workers are stuck, if the job makes no progress or workers do not join it.
 
-A follower runs on the same host as its processes. It reads from the kernel what no message can report (a stopped
-process, a held GIL, a wait in the kernel), saves the stacks to a file, and ends a process that cannot end by itself.
+A follower runs on the same host as the workers. It can therefore read from the kernel what a worker cannot report
+itself (that it is stopped, that a thread holds the GIL, or that it waits in the kernel). It saves the stacks to a file,
+and ends a process that cannot end by itself.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LEAST_READ_BYTES = 32 << 10  # within LOOK_S; a few compiled modules
 
 
 def bytes_read(identity: ProcessIdentity) -> int | None:
-    """Return how many bytes, including cached ones, the process has read; None if not visible."""
+    """Return the number of bytes that the process has read, including cached ones, or None if it is not visible."""
     try:
         found = re.search(r"^rchar: (\d+)$", Path(f"/proc/{identity.pid}/io").read_text(), re.MULTILINE)
     except OSError:  # the process is gone, or another user's
@@ -41,7 +42,7 @@ def bytes_read(identity: ProcessIdentity) -> int | None:
 
 
 def waited_for_cpu_s(identity: ProcessIdentity) -> float:
-    """Return how long the process's main thread was ready to run but had no CPU; 0.0 if this is not visible."""
+    """Return how many seconds the process's main thread has waited for a CPU, or 0.0 if this is not visible."""
     try:
         found = Path(f"/proc/{identity.pid}/schedstat").read_text().split()
     except OSError:
@@ -58,7 +59,7 @@ class _Watched:
 
 
 class UnjoinedProcesses:
-    """Processes that have not joined the job and were not reported yet.
+    """Processes that have not joined the job and have not been reported yet.
 
     Args:
         read: :func:`bytes_read`, or a replacement.
@@ -83,9 +84,9 @@ class UnjoinedProcesses:
         return min((one.look_at for one in self._watched.values()), default=None)
 
     def due(self, now: float) -> dict[str, tuple[ProcessIdentity, float]]:
-        """Return, once each, the processes that no longer seem to import modules.
+        """Return each process once when it no longer seems to be importing modules.
 
-        The result includes the seconds since each was found.
+        The result includes the seconds since the process was found.
         """
         if not any(one.look_at <= now for one in self._watched.values()):
             return {}
@@ -124,7 +125,7 @@ _FILE = re.compile(r"step-\d+-(?:rank|node)-[^/]+\.txt")
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """An examined process: its state, and the file with its threads' stacks (None: it could not be written)."""
+    """An examined process: its state, and the file with its threads' stacks, or None if that could not be written."""
 
     title: str
     hang: Hang | None
@@ -176,13 +177,13 @@ class HangFindings:
 
 
 class HangStacks:
-    """A follower's observations of hangs, made in a thread because each takes seconds.
+    """A follower's search for the causes of hangs. It runs in a thread, because each inspection takes seconds.
 
     ``look`` and ``take`` return at once.
 
     Args:
         settings: the job's settings, with an absolute LOG_DIR.
-        causes: decides whether a process that is stopped, or holds Python's lock, is ended.
+        causes: decides whether a process that is stopped, or holds the GIL, is ended.
         ask, see: functions that request a process's stacks, and read its state.
     """
 
@@ -210,7 +211,7 @@ class HangStacks:
     def look(self, view: JobView | None, here: Mapping[str, ProcessIdentity], now: float) -> None:
         """Examine the local processes that the scheduler reports as stuck or has lost.
 
-        ``here`` are the living local processes by node.
+        ``here`` maps nodes to live local processes.
         """
         if view is None or view.from_journal:
             return

@@ -1,8 +1,8 @@
 """Handle requests to stop a follower, such as SIGINT, and ask before Ctrl-C ends a job.
 
-A signal that arrives before anything polls is kept and wakes the next poll. The first Ctrl-C on a terminal only shows a
-question, because the job may have run for days; a second one ends the job. The terminal reads single keys only while
-the question is shown.
+A signal that arrives early is stored and wakes the next poll. The first Ctrl-C on a terminal only asks for
+confirmation, because the job may have run for days; a second one ends the job. Single keys are read from the terminal
+only while the question is shown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ALWAYS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """SIGINT, SIGTERM and ``more`` as a pollable object, which restores the earlier handlers on exit."""
+    """Receives SIGINT, SIGTERM and ``more`` as a pollable object, and restores the earlier handlers on exit."""
 
     def __init__(self, more: Sequence[signal.Signals] = ()) -> None:
         self.caught: list[int] = []
@@ -55,7 +55,7 @@ class Signals:
         return self._readable
 
     def take(self) -> list[str]:
-        """Return the senders of requests to stop since the last call."""
+        """Return who requested a stop since the last call, one entry per request."""
         with contextlib.suppress(BlockingIOError):  # no more signals
             os.read(self._readable, 4096)
         taken, self.caught = self.caught, []
@@ -77,9 +77,9 @@ class InterruptAnswer(Enum):
 
 
 class Question:
-    """Decides what Ctrl-C does; ``now`` is in monotonic seconds.
+    """Decides what Ctrl-C does. ``now`` is in monotonic seconds.
 
-    ``may_leave`` tells whether the job can run without this process.
+    ``may_leave`` is true if the job can run without this process.
     """
 
     def __init__(self, *, may_leave: bool = True) -> None:
@@ -102,7 +102,7 @@ class Question:
         return InterruptAnswer.LEAVE if self._may_leave and keys[:1] in (b"d", b"D") else InterruptAnswer.GO_ON
 
     def passed(self, now: float) -> InterruptAnswer | None:
-        """Withdraw the question once its time is over."""
+        """Withdraw the question when its time is over."""
         if self._until is None or now < self._until:
             return None
         self._until = None
@@ -136,7 +136,7 @@ class Keys:
         return sys.stdin.fileno()
 
     def begin(self) -> None:
-        """Deliver each key at once without showing it, and drop keys pressed earlier."""
+        """Start delivering single keys without showing them, and discard keys pressed earlier."""
         if self._before is None:
             with contextlib.suppress(OSError, termios.error):
                 self._before = termios.tcgetattr(self.fileno())
@@ -160,7 +160,7 @@ class Keys:
 
 
 class Asking:
-    """The question on this process's terminal, as one of a follower's event sources.
+    """Shows the question on this process's terminal, and polls for the answer.
 
     Args:
         poll: the poll object to register with.
@@ -174,7 +174,7 @@ class Asking:
         self._question, self._keys = Question(may_leave=may_leave), Keys()
 
     def asks(self, now: float) -> bool:
-        """Handle Ctrl-C; return True if it only asks the question, and False if it is meant to end the job."""
+        """Handle Ctrl-C. Return True if the question is shown, and False if the job must end now."""
         if not self._keys.can_ask() or self._question.interrupted(now) is not InterruptAnswer.ASKED:
             return False
         self._keys.begin()
@@ -183,7 +183,7 @@ class Asking:
         return True
 
     def answer(self, ready: Container[int], now: float) -> InterruptAnswer | None:
-        """Return the outcome, only once; ``ready`` are the descriptors that can be read."""
+        """Return the answer once it is known; ``ready`` contains the descriptors that can be read."""
         if self._question.wake_at() is None:
             return None
         keys = self._keys.read() if self._keys.fileno() in ready else b""
@@ -201,5 +201,5 @@ class Asking:
         self._keys.end()
 
     def wake_at(self) -> float | None:
-        """Return when ``answer`` must be called even if no key was pressed."""
+        """Return when ``answer`` must be called even if no key was pressed, or None."""
         return self._question.wake_at()

@@ -1,7 +1,8 @@
 """Store how a job was started, so that it can be recovered from its folder alone.
 
-The file, ``start.json`` beside the logs, has the folder, the command and the variables that a restart needs, unchanged.
-It contains no secret, and nothing that was given to only one process. It also lists the job's nodes on this machine.
+The file ``start.json`` beside the logs contains the folder, the command and the environment variables that a restart
+needs. It contains no secret, and nothing that was given to only one process. It also lists the job's nodes on this
+machine.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def version_of(script: Path) -> ScriptVersion | None:
 
 
 def change(script: str, before: ScriptVersion | None, now: ScriptVersion | None, *, others_run: bool) -> str:
-    """Describe how a script has changed since the job's start; empty if unchanged or unknown.
+    """Return a sentence about how a script has changed since the job's start, or "" if unchanged or unknown.
 
     Args:
         script: the script's name.
@@ -85,7 +86,7 @@ _MAX_FILE_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One start of a job; ``environment`` was given to all its processes."""
+    """How a job was started. ``environment`` was given to all its processes."""
 
     folder: Path
     interpreter: str
@@ -118,7 +119,9 @@ class JobSpec:
     """The command that was typed to start the job, after the exported variables of SameBits; empty in older files."""
 
     def settings(self, secrets: Mapping[str, str] | None = None) -> Settings:
-        """Return the scheduler's settings with absolute folders; ``secrets`` are current (see ``secrets_for``).
+        """Return the scheduler's settings with absolute folders.
+
+        ``secrets`` are the current ones, from ``secrets_for``.
 
         Raises:
             SettingsError: this version does not accept the settings.
@@ -127,18 +130,18 @@ class JobSpec:
         return replace(config.in_folder(self.folder, settings), role=Role.SCHEDULER)
 
     def command(self, *, fresh: bool = False) -> str:
-        """Return the complete command that starts this job again; with ``fresh``, from step 0."""
+        """Return the complete command that starts this job again. With ``fresh``, it starts over from step 0."""
         module = ("-m",) if self.way is Way.MODULE else ("--no-python",) if self.way is Way.PROGRAM else ()
         return spelled_run(self.words or (*module, self.script, *self.args), fresh=fresh)
 
     def finding(self, command: str) -> str:
-        """Return a command for the job's folder, with LOG_DIR if nothing in the folder leads to the job."""
+        """Return a command that works in the job's folder, with LOG_DIR if nothing in the folder leads to the job."""
         log_dir, usual = self.settings().log_dir, self.folder / USUAL_LOG_DIR
         is_found = log_dir.resolve() == usual.resolve() or (usual / POINTER_FILE).exists()
         return command if is_found else f"LOG_DIR={shlex.quote(str(log_dir))} {command}"
 
     def moved_to(self, folder: Path) -> JobSpec:
-        """Return the same start with every path in its folder changed to another folder."""
+        """Return a copy in which all paths inside the job's folder are changed to the new folder."""
         old, new = str(self.folder), str(folder)
 
         def moved(text: str) -> str:
@@ -155,7 +158,7 @@ class JobSpec:
 
 
 def keep(log_dir: Path, start: JobSpec) -> str:
-    """Write the start to its log folder, readable by this user only.
+    """Write the job spec to its log folder, readable only by this user.
 
     Args:
         log_dir: the log folder.
@@ -219,7 +222,7 @@ def keep(log_dir: Path, start: JobSpec) -> str:
 
 
 def keep_end(log_dir: Path) -> None:
-    """Record that the folder's job has finished, for later commands on a host without the journal.
+    """Record that the folder's job has finished, for later commands on hosts without the journal.
 
     Raises:
         StoreError: the log folder cannot be read or written.
@@ -231,7 +234,7 @@ def keep_end(log_dir: Path) -> None:
 
 
 def keep_address(recovery_path: Path, environment: Mapping[str, str]) -> None:
-    """Store the scheduler's address of a job without a spec, for commands in the job's folder.
+    """Store the scheduler's address of a job without a job spec, for commands in the job's folder.
 
     Raises:
         StoreError: the folder cannot be written.
@@ -242,7 +245,7 @@ def keep_address(recovery_path: Path, environment: Mapping[str, str]) -> None:
 
 
 def _kept_address(recovery_path: Path) -> dict[str, str]:
-    """Return the address that :func:`keep_address` stored; empty if there is none, or the file is not valid."""
+    """Return the address that :func:`keep_address` stored, or {} if there is no valid file."""
     data = private.read(recovery_path / ADDRESS_FILE, _MAX_FILE_BYTES) if recovery_path.is_dir() else None
     try:
         content = {} if data is None else _recoded(strict_json.loads(data), _decoded)
@@ -317,12 +320,12 @@ def read(log_dir: Path) -> JobSpec | None:
 
 
 def _stored(text: str) -> str:
-    """Return a path or variable in its stored form: decoded as UTF-8, independent of the locale."""
+    """Convert a path or variable to its stored form, which does not depend on the locale."""
     return os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
 def _decoded(text: str) -> str:
-    """Return a result of :func:`_stored`, decoded with this process's locale."""
+    """Convert a result of :func:`_stored` back, with this process's locale."""
     return os.fsdecode(text.encode("utf-8", "surrogateescape"))
 
 
@@ -338,7 +341,7 @@ def _recoded(value: Any, recode: Callable[[str], str]) -> Any:
 
 
 def first_nodes(settings: Settings) -> tuple[str, ...]:
-    """Return the node ids that run.sh starts: first the workers', then the spares'."""
+    """Return the node IDs that a new job starts with: the workers', then the spares'."""
     spares = range(settings.max_worker_num, settings.max_worker_num + settings.spare_num)
     return tuple(str(number) for number in (*range(settings.worker_num), *spares))
 
@@ -352,8 +355,8 @@ def nodes_of(log_dir: Path, settings: Settings) -> tuple[str, ...]:
 def secrets_for(start: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ``environ`` that supply the job's secret for a restart.
 
-    They contain the secret itself or the path of a file with it. The result is empty if the start needs no secret; a
-    job without a secret never gets one.
+    They contain the secret itself or the path of a file with it. The result is empty if the job has no secret, so that
+    a restart never adds one.
     """
     if not start.needs_secret:
         return {}
@@ -363,7 +366,7 @@ def secrets_for(start: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def require_secrets(start: JobSpec, secrets: Mapping[str, str]) -> None:
-    """Require the secret of a job that was given one by value.
+    """Raise if the job was started with a secret in a variable that is missing now.
 
     Raises:
         SettingsError: the current environment has no secret.
@@ -378,10 +381,10 @@ def require_secrets(start: JobSpec, secrets: Mapping[str, str]) -> None:
 
 
 def _find(present: Mapping[str, str]) -> tuple[Path, bool]:
-    """Return the log folder of the job started here, and whether a pointer to another folder led to it.
+    """Return the log folder of the job started in the current folder, and whether a pointer led to it.
 
-    ``present`` is the environment. A LOG_DIR in it comes first, then the usual place, then the place that the pointer
-    there names.
+    A LOG_DIR in the environment ``present`` comes first, then the usual place, then the place to which the pointer
+    there leads.
     """
     if present.get("LOG_DIR") or present.get(f"{config.PREFIX}LOG_DIR"):
         return config.read(present, role_required=False)[0].log_dir, False
@@ -394,10 +397,10 @@ def _find(present: Mapping[str, str]) -> tuple[Path, bool]:
 
 
 def is_at_home(log_dir: Path, kept: JobSpec, *, is_pointed_at: bool = False) -> bool:
-    """Return whether the start is in the folder where its job was started.
+    """Return whether the job spec is in the folder where the job was started, so neither moved nor copied.
 
-    If not, the folder was moved or copied. If ``is_pointed_at``, a pointer led from the current folder to a log folder
-    elsewhere, so the current folder is compared.
+    If ``is_pointed_at``, a pointer in the current folder led to a log folder elsewhere, so the current folder is
+    compared instead.
     """
     lies_in = USUAL_LOG_DIR if is_pointed_at else log_dir
     was_in = kept.folder / USUAL_LOG_DIR if is_pointed_at else kept.settings().log_dir
@@ -405,7 +408,7 @@ def is_at_home(log_dir: Path, kept: JobSpec, *, is_pointed_at: bool = False) -> 
 
 
 def is_copied(kept: JobSpec) -> bool:
-    """Return whether the job of a moved or copied spec still exists in its original folder."""
+    """Return whether the original of a moved or copied job folder still contains the job."""
     with durable.disk_errors(kept.folder, "looking for the folder the job was started in"):
         try:
             homes = (kept.settings().log_dir / START_FILE, kept.folder / USUAL_LOG_DIR / POINTER_FILE)
@@ -415,7 +418,7 @@ def is_copied(kept: JobSpec) -> bool:
 
 
 def read_here() -> tuple[Path, JobSpec]:
-    """Return the log folder and the start of the job that was started in the current folder.
+    """Return the log folder and the job spec of the job that was started in the current folder.
 
     Raises:
         UsageError: no job was started here, or it was started in another folder.
@@ -436,12 +439,12 @@ def is_job_named(settings: Settings) -> bool:
 
 
 def is_job_here(settings: Settings) -> bool:
-    """Return whether these folders contain a job's start or its journal."""
+    """Return whether these folders contain a job spec or a journal."""
     return read(settings.log_dir) is not None or (settings.recovery_path / JOURNAL_FILE).exists()
 
 
 def require_job(settings: Settings) -> None:
-    """Raise if the job is not identified.
+    """Raise if it is unclear which job is meant.
 
     The scheduler at the default port may belong to another folder's job.
 
@@ -457,7 +460,7 @@ def require_job(settings: Settings) -> None:
 
 
 def find_here() -> tuple[Path, JobSpec, bool]:
-    """Return :func:`read_here`'s result, and whether the job was started in this folder.
+    """Return the same as :func:`read_here`, and whether the job was started in this folder.
 
     Raises:
         UsageError: there is no job here.
@@ -487,7 +490,7 @@ def _not_at_home(kept: JobSpec) -> str:
 
 
 def require_moved(kept: JobSpec) -> None:
-    """Raise unless a moved job may continue in its new folder.
+    """Raise unless a job whose folder was moved may continue there.
 
     Raises:
         UsageError: the job is still in its original folder.
@@ -499,13 +502,13 @@ def require_moved(kept: JobSpec) -> None:
 def settings_here(*, only_looks: bool = False) -> Settings:
     """Return the settings of the current folder's job; the current environment overrides the stored one.
 
-    If the job's journal is in an etcd, this updates the journal's copy in RECOVERY_PATH, unless the etcd cannot be
+    If the job's journal is in etcd, this updates the journal's copy in RECOVERY_PATH, unless etcd cannot be
     reached. With ``only_looks``, the contents of this folder are read even if it is a copy.
 
     Raises:
         SettingsError: a setting is invalid.
         UsageError: the job was started in another folder.
-        ForeignFolderError: the journals in this folder and in the etcd belong to different jobs.
+        ForeignFolderError: the journals in this folder and in etcd belong to different jobs.
     """
     settings = _settings_here(only_looks=only_looks)
     try:
@@ -550,9 +553,9 @@ def _settings_here(*, only_looks: bool) -> Settings:
 
 
 def program_of(kept: JobSpec, present: Mapping[str, str], secrets: Mapping[str, str]) -> Program:
-    """Return the program of the job's processes.
+    """Return the program that runs the job's processes.
 
-    Its environment is that of the start, which overrides the current one (``present``). ``secrets`` are the current
+    The environment of the job's start takes precedence over the current one (``present``). ``secrets`` are the current
     variables that supply the job's secret; any other secret is removed.
     """
     surplus = {**config.kept_environment(present), **config.secret_environment(present)}.keys()

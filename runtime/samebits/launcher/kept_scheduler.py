@@ -1,7 +1,7 @@
 """Keep a scheduler running for a job whose processes another launcher, such as torchrun, starts.
 
-Such a job has no folder to recover from: its processes know only an address. Each process whose machine has that
-address tries to listen on it, and passes the socket to a scheduler that it starts; it does so again whenever the
+Such a job has no folder to recover from; its processes know only an address. Each process on the machine with that
+address tries to listen on it, and passes the socket to a scheduler that it starts. It does so again whenever the
 scheduler is gone. The kernel gives the address to only one process, so there are never two schedulers.
 """
 
@@ -77,16 +77,16 @@ class KeptScheduler:
         self._thread.start()
 
     def link(self, job: str, *, is_up: bool) -> None:
-        """Record whether the job's scheduler can be reached; callable from any thread."""
+        """Record whether the job's scheduler can be reached. May be called from any thread."""
         self._job, self._is_up = job, is_up
         self._wake()
 
     def stop_job(self, by: str) -> bool:
-        """Ask the scheduler to end the job for all processes; return whether it received the request."""
+        """Ask the scheduler to end the job for all processes, and return whether it received the request."""
         return stop_once(self._settings, by)
 
     def record(self, text: str) -> bool:
-        """Send a decision of this launcher to the scheduler for the history; return whether it was received."""
+        """Send a decision of this launcher to the scheduler's history, and return whether it was received."""
         return decide_once(self._settings, text)
 
     def let_go(self) -> None:
@@ -136,7 +136,7 @@ class KeptScheduler:
                     self._failed(error)
 
     def _wait(self, start_at: float) -> None:
-        """Wait until the link changes, the scheduler started here ends, or it is time to start another."""
+        """Wait until the connection changes, the scheduler that was started here ends, or the next start is due."""
         child, timeout_s = self._child, None
         if child is None and not self._is_up:
             timeout_s = max(0.0, start_at - time.monotonic())
@@ -149,7 +149,7 @@ class KeptScheduler:
     # ---- one scheduler process
 
     def _start_if_possible(self) -> None:
-        """Start a scheduler unless the address belongs to another machine or is in use."""
+        """Start a scheduler, unless the address is in use or belongs to another machine."""
         if not self.is_here or not self._is_ours_to_start():
             return
         addresses, port = listening_place(self._settings)
@@ -168,9 +168,9 @@ class KeptScheduler:
     def _is_ours_to_start(self) -> bool:
         """Return whether no other machine can have a scheduler of this job.
 
-        Between processes of one machine, the kernel decides. With several addresses, the machine with the first one
-        starts the scheduler. Another machine only takes over a job that it finds in a shared RECOVERY_PATH, whose lock
-        decides.
+        Within a machine, the kernel gives the address to one process. If there are several addresses, the machine with
+        the first one starts the scheduler. Another machine only takes over a job that it finds in a shared
+        RECOVERY_PATH, where a lock decides.
         """
         settings = self._settings
         if names_one(settings.sched_host):
@@ -186,9 +186,9 @@ class KeptScheduler:
         return True
 
     def _make_way(self) -> bool:
-        """Move an earlier job's folder aside if that job is finished; return whether a scheduler is needed.
+        """Move an earlier job's folder aside if that job is finished, and return whether a scheduler is needed.
 
-        No other process can do so at the same time, because this process has the address.
+        No other process can do so at the same time, because this process holds the address.
         """
         stored = stored_view(self._recovery_path)
         if stored is None:
@@ -256,7 +256,7 @@ class KeptScheduler:
             log.warn(f"the job's scheduler (pid {pid}) was killed by signal {-code}; restarting it")
 
     def _failed(self, error: SameBitsError) -> None:
-        """Report why no scheduler runs; only warn once the job has begun, since it can train without one."""
+        """Report why no scheduler runs. This is only a warning once the job has begun, which can train without one."""
         if self._job:
             log.warn(f"no scheduler can be started here for now: {error}")
         else:

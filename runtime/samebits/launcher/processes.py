@@ -1,8 +1,8 @@
-"""Find, signal and reap the job's processes on this machine; signals are sent only here.
+"""Find, signal and reap the job's processes on this machine. Signals are sent only from this module.
 
-A process is identified by its pid and start time, and only this user's own pid files name the job's processes, since a
-scheduler or a worker may make any claim about a process. A signal is sent through a descriptor that was opened before
-the start time is compared, so the signal cannot reach another process.
+A process is identified by its pid and start time. Only this user's own pid files are trusted, because a scheduler or a
+worker can claim anything about a process. A signal is sent through a descriptor that is opened before the start time is
+compared, so it cannot reach another process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Group:
 
 
 class MemoryKills:
-    """Counts of out-of-memory kills in the control groups of watched processes."""
+    """Counts the out-of-memory kills in the control groups of watched processes."""
 
     def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
         self._proc, self._cgroups = proc, cgroups
@@ -46,7 +46,7 @@ class MemoryKills:
         self._of: dict[str, Path] = {}
 
     def watch(self, name: str, pid: int) -> None:
-        """Count kills in this process's group from now on, under this name."""
+        """Start counting kills in the control group of this process, under this name."""
         self._of.pop(name, None)
         for kills, limit in self._files(pid):
             count = _count(kills)
@@ -56,7 +56,7 @@ class MemoryKills:
                 return
 
     def look(self, now: float) -> None:
-        """Forget kills that were counted a while ago, which do not explain later deaths.
+        """Discard old kills, which do not explain later deaths.
 
         Call this regularly.
         """
@@ -68,7 +68,7 @@ class MemoryKills:
                 group.seen = max(group.seen, count)
 
     def cause(self, name: str) -> str:
-        """Return why SIGKILL ended this process, if its group has counted a kill that is not explained yet."""
+        """Return why SIGKILL ended this process if its control group has counted an unexplained kill, or ""."""
         group = self._groups.get(self._of.get(name, Path()))
         if group is None or (_count(group.kills) or 0) <= group.seen:
             return ""
@@ -105,7 +105,7 @@ def _count(file: Path) -> int | None:
 
 
 def _limit_bytes(file: Path) -> int:
-    """Return the group's own limit in bytes, or 0 if there is none."""
+    """Return the control group's own limit in bytes, or 0 if there is none."""
     try:
         text = file.read_text().strip()
     except OSError:
@@ -136,9 +136,9 @@ def name_of(node: str) -> str:
 
 
 def replaced_names(log_dir: Path, nodes: Iterable[str]) -> list[str]:
-    """Return replaced workers that left a log, newest first.
+    """Return the names of replaced workers that have left a log, newest first.
 
-    These nodes or their predecessors replaced them.
+    The workers are those that ``nodes`` or their predecessors have replaced.
     """
     there = set(nodes)
     left = {node for log in log_dir.glob(f"{_WORKER_PREFIX}*.log") if (node := node_of(log.stem)) and node not in there}
@@ -152,7 +152,7 @@ def spoken(name: str) -> str:
 
 
 def read_pid_files(log_dir: Path, names: Iterable[str]) -> dict[str, ProcessIdentity]:
-    """Return the process that was started last under each name, alive or not.
+    """Return the last process started under each name, whether it is alive or not.
 
     Raises:
         StoreError: a file is not a valid pid file.
@@ -162,7 +162,7 @@ def read_pid_files(log_dir: Path, names: Iterable[str]) -> dict[str, ProcessIden
 
 
 def remove_dead_pid_files(log_dir: Path) -> None:
-    """Remove the pid files of dead workers, whose pids other programs may have by now."""
+    """Remove the pid files of dead workers, because other programs may reuse the pids."""
     for path in log_dir.glob(f"{_WORKER_PREFIX}*.pid"):
         with contextlib.suppress(StoreError):  # not a valid pid file of this user
             if (identity := read_pid_file(path)) is not None and not identity.is_alive():
@@ -170,7 +170,7 @@ def remove_dead_pid_files(log_dir: Path) -> None:
 
 
 def runs_in(identity: ProcessIdentity, folder: Path, log: Path) -> bool:
-    """Return whether the process uses exactly this folder or log, and not a copy."""
+    """Return whether the process uses exactly this folder or log, not a copy of it."""
     process = Path(f"/proc/{identity.pid}")
     for own, ours in ((process / "cwd", folder), (process / "fd" / "1", log), (process / "fd" / "2", log)):
         try:
@@ -183,14 +183,14 @@ def runs_in(identity: ProcessIdentity, folder: Path, log: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a process ended; status and signal are None for a process that another process started."""
+    """How a process ended. Status and signal are None if this process did not start it."""
 
     status: int | None = None
     signal: int | None = None
 
     @property
     def is_bad(self) -> bool:
-        """Whether the process is known not to have ended as its program intended."""
+        """Whether the process is known to have ended in a way that its program did not intend."""
         return self.signal is not None or bool(self.status)
 
     def __str__(self) -> str:
@@ -203,7 +203,7 @@ class Death:
 
 
 def reap(identity: ProcessIdentity) -> Death | None:
-    """Return how the process ended, or None while it runs.
+    """Return how the process ended, or None while it is running.
 
     Call this only once after the end, since it reaps a child.
     """
@@ -226,9 +226,9 @@ def resident_bytes(identity: ProcessIdentity) -> int:
 
 
 def is_own_child(identity: ProcessIdentity) -> bool:
-    """Return whether this process, perhaps before an exec, started the other one.
+    """Return whether this process started the other one, possibly before an exec.
 
-    Only a child's exit status can be read.
+    The exit status can be read only from a child.
     """
     try:
         os.waitid(os.P_PID, identity.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -253,7 +253,7 @@ def watch(identity: ProcessIdentity) -> int | None:
 
 
 def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
-    """Signal exactly this process.
+    """Send a signal to exactly this process.
 
     Returns:
         False if the process is gone, or cannot belong to this user's job.
@@ -285,7 +285,10 @@ def _is_ours(pid: int) -> bool:
 
 
 def end(identity: ProcessIdentity, grace_s: float) -> None:
-    """End the process and wait: SIGTERM, then SIGKILL after ``grace_s`` seconds, or at once if it is stopped."""
+    """End the process and wait: send SIGTERM, then SIGKILL after ``grace_s`` seconds.
+
+    A stopped process gets SIGKILL at once.
+    """
     if not is_stopped(identity) and send_signal(identity, signal.SIGTERM) and identity.wait_for_exit(grace_s):
         return
     while send_signal(identity, signal.SIGKILL):
@@ -302,9 +305,9 @@ def is_stopped(identity: ProcessIdentity) -> bool:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log that is not blank, or an empty string.
+    """Return the last line of a log that is not blank, or "".
 
-    A SameBits message is returned completely, since it ends with the fix. Any other line is shortened.
+    A SameBits message is returned in full, because it ends with the fix. Any other line is shortened.
     """
     try:
         with os.fdopen(durable.open_regular(log), "rb") as file:

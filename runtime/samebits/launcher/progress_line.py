@@ -1,7 +1,7 @@
-"""Show a job's progress: one redrawn line on a terminal, plain lines on change elsewhere, or JSON.
+"""Show a job's progress: one redrawn line on a terminal, one line per change elsewhere, or JSON.
 
-Events are printed as permanent lines. Progress comes from the scheduler's view and the script's own reports, or from
-the loss in rank 0's log if the script reports nothing.
+Events are printed as permanent lines. Progress comes from the scheduler and the script's own reports, or from the loss
+in rank 0's log if the script reports nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FEWEST_COLUMNS = 20
 
 
 class Pace:
-    """Steps per second over the last minutes of training, and the time lost to recoveries.
+    """Training speed over the last minutes in steps per second, and the time lost to recoveries.
 
     Only time in which the job trained counts. After a recovery, steps are counted from the step to which the job
     returned.
@@ -55,7 +55,7 @@ class Pace:
         self._stands_since: float | None = None
 
     def look(self, view: JobView | None, now: float, shown: str | None = None) -> None:
-        """Record a view at ``now``; ``shown`` replaces the name of the phase."""
+        """Record the job's state at ``now``; ``shown`` replaces the name of the phase."""
         phase = view.phase if view is not None else "waiting"
         name = (phase if shown is None else shown).partition(";")[0]
         if name != self._phase:
@@ -74,7 +74,7 @@ class Pace:
             self._samples.popleft()
 
     def settle(self, recoveries: int, lost_s: float) -> None:
-        """Replace the observed number and cost (in seconds) of recoveries with those in the job's own record."""
+        """Replace the observed number and cost of recoveries, in seconds, by those in the job's history."""
         self._settled = recoveries, lost_s
 
     @property
@@ -96,16 +96,16 @@ class Pace:
             self._generation = max(self._generation, view.generation)
 
     def phase_s(self, now: float) -> float:
-        """Return how long the current phase has lasted, in seconds."""
+        """Return the duration of the current phase in seconds."""
         return now - self._phase_since
 
     def lost_s(self, now: float) -> float:
-        """Return for how many seconds training has been observed to make no progress."""
+        """Return the total time without progress in seconds, as far as it was observed."""
         lost_s = self._lost_s if self._settled is None else self._settled[1]
         return lost_s + (0.0 if self._stands_since is None else now - self._stands_since)
 
     def steps_per_s(self) -> float | None:
-        """Return the pace, or None until it is known."""
+        """Return the training speed, or None until it is known."""
         if len(self._samples) < 2:
             return None
         (began, first), (ended, last) = self._samples[0], self._samples[-1]
@@ -133,7 +133,7 @@ _WAITS = "waiting for "
 
 @dataclass(frozen=True, slots=True)
 class ProgressFacts:
-    """All facts that a progress line may contain.
+    """The facts that a progress line may show.
 
     Attributes:
         script: the script's name.
@@ -160,7 +160,7 @@ class ProgressFacts:
 
     @property
     def left_s(self) -> float | None:
-        """Return the remaining training time in seconds at the current pace."""
+        """Return the remaining training time in seconds at the current speed, or None if unknown."""
         if self.phase or self.step is None or not self.total_steps or not self.steps_per_s:
             return None
         return max(0, self.total_steps - self.step) / self.steps_per_s
@@ -203,7 +203,7 @@ def line_of(standing: ProgressFacts, columns: int | None = None) -> str:
 
 
 def _parts(standing: ProgressFacts) -> list[tuple[int, str]]:
-    """Return the parts in order, each with its rank; the part with the greatest rank is left out first."""
+    """Return the parts of the line in order, each with a rank. The part with the greatest rank is left out first."""
     step = "" if standing.step is None else f"step {standing.step:,}"
     if step and standing.total_steps:
         step += f"/{standing.total_steps:,}"
@@ -236,7 +236,7 @@ def seconds(value: float, *, fine: bool = False) -> str:
 
 
 def _figure(value: float) -> str:
-    """Format a pace with a few significant figures."""
+    """Format a speed with a few significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
@@ -265,10 +265,10 @@ _ADVICE = re.compile(r"^\S+ \S+ samebits ((?:worker|spare) \S+: (?![A-Z][A-Z_]+\
 
 
 class LossTail:
-    """The last loss and step in a worker's log, and the worker's advice to the user.
+    """The last loss and step in a worker's log, and the advice that the worker has logged.
 
     Lines that are already in the log are ignored. ``loss`` is the last known value until this log has one. ``step`` is
-    the script's own number, None before the first. The caller removes what it shows from ``advice``.
+    the script's own number, or None before the first. The caller removes from ``advice`` what it has shown.
     """
 
     def __init__(self, log: Path, loss: str = "") -> None:
@@ -283,7 +283,7 @@ class LossTail:
         self.step: int | None = None
 
     def read(self) -> str:
-        """Process new lines; return the last loss as written in the log, empty before the first."""
+        """Read new lines, and return the last loss as written in the log, or "" before the first."""
         try:
             with self.log.open("rb") as file:
                 size_bytes = os.fstat(file.fileno()).st_size
@@ -322,7 +322,7 @@ def world_text(view: JobView, alive: int) -> str:
 
 
 class _LastingFile(io.FileIO):
-    """A standard stream whose loss (a closed pipe or terminal, a full disk) does not end this process."""
+    """A standard stream that ignores write errors, such as a closed pipe or a full disk."""
 
     def write(self, data: Any, /) -> int:
         """Write as usual; after a failure, redirect the stream to ``/dev/null``."""
@@ -339,7 +339,7 @@ class _LastingFile(io.FileIO):
 
 
 def keep_going_without_output() -> None:
-    """Make this process, which supervises a job, survive the loss of its standard output and error."""
+    """Make this process survive the loss of its standard output and error, because it supervises a job."""
     for name, number in (("stdout", STDOUT), ("stderr", STDERR)):
         shown = getattr(sys, name)
         stream = raw_of(shown)
@@ -351,7 +351,7 @@ def keep_going_without_output() -> None:
 
 
 class Screen:
-    """The output of a follower, which continues without output if the reader is gone (a closed pipe)."""
+    """The terminal output of a follower, which keeps running if its output is closed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = raw_of(stream)
@@ -366,11 +366,11 @@ class Screen:
         self._write(f"{self._erased()}samebits: {titled(printable(text))}\n{self._drawn}")
 
     def raw(self, text: str) -> None:
-        """Print another program's line, such as a worker's log."""
+        """Print a line of another program's output, such as a worker's log."""
         self._write(f"{self._erased()}{printable_lines(text)}\n{self._drawn}")
 
     def progress(self, standing: ProgressFacts, key: object, now: float) -> None:
-        """Show progress; without a terminal, print a line when ``key`` changes, or every few seconds."""
+        """Show progress. Without a terminal, print a line when ``key`` changes, or every few seconds."""
         if self._is_terminal:
             shown = printable(line_of(standing, shutil.get_terminal_size().columns))
             if shown != self._drawn:
@@ -404,7 +404,7 @@ class Screen:
 
 
 class JsonScreen(Screen):
-    """Output for programs: one JSON object per line, ``event`` for events and ``progress`` for progress."""
+    """Machine-readable output: one JSON object per line, with ``event`` or ``progress``."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -435,7 +435,7 @@ _SENDER = re.compile(r"(?:worker|spare) [^:]*: (?:(?:rank \d+, )?step \d+: )?")
 
 
 class Showing:
-    """One follower's view of a job, on one screen.
+    """Shows one job on one screen.
 
     Args:
         settings: the job's settings.
@@ -466,7 +466,7 @@ class Showing:
         self._seat_free_at = 0.0
 
     def settle(self, recoveries: int, lost_s: float) -> None:
-        """Show this number of recoveries and their cost in seconds from now on."""
+        """Use this number of recoveries, and their cost in seconds, from now on."""
         self._pace.settle(recoveries, lost_s)
 
     def show_lines(self) -> None:
@@ -476,7 +476,7 @@ class Showing:
                 self.screen.raw(f"[{name}]: {line}")
 
     def show_notices(self, view: JobView | None) -> None:
-        """Show the scheduler's new warnings, except those already shown from a worker's log."""
+        """Show the scheduler's new warnings, except those that a worker's log has already shown."""
         for number, text in () if view is None else view.notices:
             assert view is not None
             if (view.term, number) > self._noticed:
@@ -486,7 +486,7 @@ class Showing:
                     self._advised.add(text)
 
     def show(self, view: JobView | None, *, is_linked: bool, running: int, now: float) -> None:
-        """Show progress as far as it is known.
+        """Show the known progress.
 
         ``running`` is the number of running workers, used if the scheduler cannot be reached.
         """
@@ -498,7 +498,7 @@ class Showing:
         self.screen.progress(standing, key, now)
 
     def _phase(self, view: JobView | None, *, is_linked: bool, running: int) -> str:
-        """Return the job's phase; empty while the job trains."""
+        """Return the name of the job's phase, or "" while the job trains."""
         if view is None:
             return "asking the scheduler" if self._is_served else "waiting for the scheduler"
         is_missed = not is_linked and not view.training_finished and running > 0
@@ -543,7 +543,7 @@ class Showing:
         return self._step_shown
 
     def _seat_free_in_s(self, view: JobView, now: float) -> float | None:
-        """Return the seconds until a seat becomes free, counted down between two views.
+        """Return the seconds until a seat becomes free, counted down between two messages.
 
         The scheduler sends nothing new while all workers wait for a seat.
         """
@@ -554,7 +554,7 @@ class Showing:
         return None if told_s is None or self._seat_free_at <= now else self._seat_free_at - now
 
     def _values(self, view: JobView) -> dict[str, str]:
-        """Return rank 0's report, or the last loss in its log; after a loss, rank 0 may be another node."""
+        """Return rank 0's report, or the last loss in its log. After a loss, rank 0 may be another node."""
         node = next((worker.node for worker in view.workers if not worker.is_joining), self._node)
         if node != self._node:
             self._node = node
@@ -578,14 +578,14 @@ class Showing:
     def _is_of_the_end(self, view: JobView) -> bool:
         """Return whether the values belong to the last step.
 
-        After training, earlier values would be misleading.
+        Once training is finished, earlier values would be misleading.
         """
         if self._report is not None:
             return self._report.step >= view.step
         return self._tail.step is None or self._tail.step >= view.step
 
     def _stamp(self) -> tuple[str, int]:
-        """Return an identity of the current report file; each report is a new file."""
+        """Return an identifier of the current report file, which is replaced by every report."""
         try:
             return self._node, report_file(self._settings.log_dir, self._node).stat().st_mtime_ns
         except OSError:
@@ -593,14 +593,14 @@ class Showing:
 
 
 def _is_told(text: str, told: Iterable[str]) -> bool:
-    """Return whether a line with the same message, from the worker or the scheduler, was shown."""
+    """Return whether a line with the same message was already shown, from the worker or the scheduler."""
     return any(text == one or _message(text) == _message(one) for one in told)
 
 
 def _message(text: str) -> str:
     """Return a line without its sender.
 
-    The results for ``worker 0: rank 0, step 3: …`` and ``worker 0 (rank 0), step 3: …`` are equal.
+    For example, ``worker 0: rank 0, step 3: …`` and ``worker 0 (rank 0), step 3: …`` give the same result.
     """
     sender = _SENDER.match(text)
     return text[sender.end() :] if sender else text

@@ -1,9 +1,9 @@
 """Decide which processes of a job to restart, which to end first, and which to leave alone.
 
-The scheduler or its journal shows which process has a seat; pid files show which one was started last. If they differ,
-the last one is a replacement that waits for its seat, and is left alone. Only processes that a pid file names are ever
-ended. If the journal is lost as well, the ranks' checkpoints are searched for a point from which to begin a new
-journal.
+The scheduler or its journal shows which process has each seat; pid files show which process was started last. If the
+two differ, the process started last is a replacement that waits for its seat, and it is left alone. Only processes in
+pid files are ever ended. If the journal is lost as well, a new journal is created from the newest checkpoint that every
+rank has.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from samebits.store.process_identity import ProcessIdentity
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """The remains of a job on this machine.
+    """What is left of a job on this machine.
 
     Attributes:
         nodes: node ids of the workers and spares on this machine.
@@ -58,7 +58,7 @@ class Remains:
 
 @dataclass(frozen=True, slots=True)
 class LostProcess:
-    """A process started here that still runs although the job counts it as lost; it must be ended first."""
+    """A process that still runs although the job counts it as lost, so it must be ended first."""
 
     name: str
     identity: ProcessIdentity
@@ -79,7 +79,7 @@ class RecoveryPlan:
 
 
 def plan_recovery(remains: Remains) -> RecoveryPlan:
-    """Return the actions for this machine's processes that are gone or count as lost.
+    """Decide what to do about this machine's processes that are gone or count as lost.
 
     Raises:
         JobFailedError: the job was started with ENABLE_RECOVERY=0 and is over.
@@ -108,8 +108,8 @@ def plan_recovery(remains: Remains) -> RecoveryPlan:
         lines += _without_their_slots(remains.view, recovery.start)
         if remains.cool_down_s > 0 and any(_had_a_seat(remains.view, name) for name in recovery.start):
             lines.append(
-                f"a worker gets its seat back {remains.cool_down_s:g} s (REGISTER_COOLDOWN) after its last process was "
-                "heard; until then it waits, and its log counts the seconds"
+                f"a worker gets its seat back {remains.cool_down_s:g} s (REGISTER_COOLDOWN) after the scheduler "
+                "last heard from it; until then it waits, and its log counts down"
             )
     else:
         lines.append("nothing to do: every process of the job is there")
@@ -141,8 +141,8 @@ def _gone(remains: Remains, names: list[str]) -> RecoveryPlan:
                     end.append(LostProcess(name, worker.identity, _why_lost(worker)))
                 else:  # a process may claim anything when it registers, even another process's name
                     lines.append(
-                        f"{spoken(name)} last gave itself out for pid {worker.identity.pid}, which no script started "
-                        "here: that process is left alone"
+                        f"{spoken(name)} last registered as pid {worker.identity.pid}, which no command started "
+                        "here; that process is left alone"
                     )
     return RecoveryPlan(tuple(start), tuple(end), tuple(lines))
 
@@ -168,7 +168,7 @@ def _title(view: JobView | None, name: str) -> str:
 
 
 def _without_their_slots(view: JobView | None, names: tuple[str, ...]) -> list[str]:
-    """Return messages about nodes that lost their slots to others."""
+    """Return messages about nodes whose slots other nodes have taken."""
     retired = [one.node for one in view.retired] if view is not None else []
     nodes = [node for name in names if (node := node_of(name)) in retired]
     if view is None or not nodes:
@@ -188,7 +188,7 @@ def _why_lost(worker: WorkerView) -> str:
 
 
 def _repeated(view: JobView | None) -> str:
-    """Return a warning if the job has failed twice in the same way, else an empty string."""
+    """Return a warning if the job has failed twice in the same way, otherwise ""."""
     if view is None or len(view.interruptions) < 2:
         return ""
     before, last = view.interruptions[-2:]
@@ -198,7 +198,7 @@ def _repeated(view: JobView | None) -> str:
 
 
 def _essence(interruption: Interruption) -> tuple[EndKind, int, str]:
-    """Return the parts of a failure that a repetition shares: not the reporting worker and its pid."""
+    """Return the parts of a failure that are equal when it repeats, so not the reporting worker or its pid."""
     cause = re.sub(r"\bworker \S+ \(pid \d+[^)]*\)", "a worker", interruption.cause)
     return interruption.kind, interruption.step, cause
 
@@ -224,7 +224,7 @@ class Candidate:
 
 
 def newest_candidate(settings: Settings) -> Candidate | None:
-    """Return the newest point that every rank has on disk, or None.
+    """Return the newest point that every rank has on disk, or None if there is none.
 
     Raises:
         ForeignFolderError: several jobs have saved in this folder.
@@ -238,7 +238,7 @@ def newest_candidate(settings: Settings) -> Candidate | None:
 
 
 def verified_candidate(settings: Settings, say: Callable[[str], object]) -> Candidate | None:
-    """Return :func:`newest_candidate` after verifying every byte of the point; skip damaged points."""
+    """Return the newest point of which every byte is intact on every rank, or None; damaged points are skipped."""
     path = settings.checkpoint_path
     if isinstance(path, str):
         raise StoreError(
@@ -255,7 +255,7 @@ def verified_candidate(settings: Settings, say: Callable[[str], object]) -> Cand
 
 
 def begin_journal(settings: Settings, candidate: Candidate) -> None:
-    """Write a new journal that starts at this point, and mark folders whose marker was lost.
+    """Create a journal that starts at this point, and mark folders whose owner marker was lost.
 
     Raises:
         StoreError: a journal already exists, or the disk reports an error.
@@ -274,8 +274,8 @@ def _newest(entries: list[FolderEntry]) -> Candidate | None:
     jobs |= {owner for folder in folders if (owner := _owner_of(folder)) is not None}
     if len(jobs) > 1:
         raise ForeignFolderError(
-            f"{folders[0].parent}: its folders belong to several jobs ({', '.join(sorted(jobs))}), and it is "
-            "unclear which one is meant. Fix: move the folders of the other jobs away"
+            f"{folders[0].parent} holds folders of several jobs ({', '.join(sorted(jobs))}), and it is unclear "
+            "which one is meant. Fix: move the folders of the other jobs away"
         )
     best: tuple[Point, int, Path] | None = None
     for root in sorted({folder.parent for folder in folders}):
@@ -306,7 +306,7 @@ def _is_whole(entry: FolderEntry, say: Callable[[str], object]) -> bool:
 
 
 def _owner_of(folder: Path) -> str | None:
-    """Return the job that the folder's marker names, or None if the marker is missing or damaged."""
+    """Return the job named in the folder's owner marker, or None if the marker is missing or damaged."""
     try:
         owner = read_owner(folder)
     except StoreError:

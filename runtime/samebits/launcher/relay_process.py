@@ -1,7 +1,8 @@
 """Start, restart and end the relay of this host for its launcher (``service.relay``).
 
-A relay is no process of the job: no seat, no restart budget and no end of the job depends on it. It has a pid file and
-a log in LOG_DIR, ends with the job, and exits by itself after ``LINGER_S`` without a worker if no launcher is left.
+A relay is not part of the job: it has no seat, does not count as a restart, and cannot end the job. It has a pid file
+and a log in LOG_DIR, and ends with the job. If no launcher is left, it exits after ``LINGER_S`` seconds without a
+worker.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LISTENS, _STANDS = "0A", "01"  # states of a socket in /proc/net/tcp
 
 
 def wants_relay(settings: Settings, *, has_other_hosts: bool, discovers_hosts: bool) -> bool:
-    """Return whether this host's launcher starts a relay; discovered hosts have no launcher of their own."""
+    """Return whether this host's launcher should start a relay; discovered hosts have no launcher of their own."""
     if discovers_hosts or settings.relay is not None:
         return False
     if settings.starts_relay is not None:
@@ -43,7 +44,7 @@ def wants_relay(settings: Settings, *, has_other_hosts: bool, discovers_hosts: b
 
 
 def listen_for_relay() -> tuple[SchedulerAddress, socket.socket]:
-    """Listen on a free port of this host's own address, so that early workers wait in the backlog.
+    """Listen on a free port of this host, so that workers that start early can already connect.
 
     Raises:
         ListenError: no port can be listened on.
@@ -59,7 +60,9 @@ def relay_of(log_dir: Path) -> ProcessIdentity | None:
 
 
 def start_relay(log_dir: Path, program: Program, listening: Sequence[int]) -> ProcessIdentity:
-    """Start this folder's relay, and return it; ``listening`` are the descriptors that it inherits.
+    """Start this folder's relay, and return its process.
+
+    The relay inherits the descriptors ``listening``.
 
     Raises:
         StoreError: its log or pid file cannot be written.
@@ -71,7 +74,7 @@ def start_relay(log_dir: Path, program: Program, listening: Sequence[int]) -> Pr
 
 
 def restart_relay(log_dir: Path, program: Program) -> ProcessIdentity:
-    """Return this folder's relay; if it is gone, start it at its address.
+    """Return this folder's relay process; if it is gone, start a new one at the same address.
 
     Raises:
         ListenError: another process has the relay's port.
@@ -96,7 +99,7 @@ def _spawn(listening: Sequence[int], program: Program, _name: str, log: int) -> 
 
 
 def end_relay(log_dir: Path) -> None:
-    """End this folder's relay, if there is one; its workers connect to the scheduler."""
+    """End this folder's relay, if there is one. Its workers then connect to the scheduler directly."""
     identity = relay_of(log_dir)
     if identity is not None:
         end(identity, TERM_GRACE_S)
@@ -123,7 +126,7 @@ def served_by(identity: ProcessIdentity) -> int:
 
 
 def relay_line(log_dir: Path) -> str:
-    """Return a sentence about this folder's relay; empty if none runs."""
+    """Return a sentence about this folder's relay, or "" if none is running."""
     identity = relay_of(log_dir)
     if identity is None:
         return ""
@@ -143,7 +146,7 @@ class KeptRelay:
         self._retry_at = self._started_at = 0.0
 
     def look(self, now: float) -> str:
-        """Restart the relay if it is gone and the next attempt is due; return a sentence about that, or ""."""
+        """Restart the relay if it is gone and an attempt is due. Return a sentence about that, or ""."""
         found = read_pid_file(self._log_dir / f"{RELAY}.pid")
         death = None if found is None else reap(found)
         if found is not None and death is None:

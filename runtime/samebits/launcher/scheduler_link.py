@@ -1,4 +1,4 @@
-"""Connect to a scheduler, which pushes the job's snapshots and accepts requests to stop.
+"""Connect to a scheduler, receive snapshots of the job, and request its end.
 
 A small thread turns incoming messages into one readable descriptor, which a follower can poll together with others.
 """
@@ -37,21 +37,21 @@ ANSWER_TIMEOUT_S = 5.0  # for a scheduler that is listening; on a busy machine, 
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """The connection is up; ``address`` is the connected address if there are several, else empty."""
+    """The connection was established. ``address`` is its address if the scheduler has several, otherwise ""."""
 
     address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Unlinked:
-    """The connection is lost; it is retried until it is up again."""
+    """The connection was lost. It is retried until it is established again."""
 
 
 LinkNews = Linked | Unlinked | JobView
 
 
 class SchedulerLink:
-    """Follows the scheduler that answers, even through restarts. Only one thread may use it.
+    """A connection to the job's scheduler that survives its restarts. Only one thread may use it.
 
     Raises:
         SettingsError: CLUSTER_SECRET_FILE contains no usable secret.
@@ -78,7 +78,7 @@ class SchedulerLink:
         return self._readable
 
     def take(self) -> list[LinkNews]:
-        """Return the news that arrived since the last call, in order.
+        """Return the messages and connection changes since the last call, in order.
 
         Raises:
             SecretError: this process never had the scheduler's secret.
@@ -100,7 +100,7 @@ class SchedulerLink:
         self._client.wake()
 
     def decide(self, text: str, drain: Sequence[str] = ()) -> None:
-        """Send a decision to the current scheduler for the history, and ask these nodes to leave."""
+        """Send a decision for the job's history, and ask the nodes in ``drain`` to leave."""
         self.tell(status.decision(text, drain))
 
     def tell(self, message: status.ForHistory) -> None:
@@ -109,7 +109,7 @@ class SchedulerLink:
         self._client.wake()
 
     def ask(self) -> None:
-        """Ask the current scheduler for a snapshot that names every worker, even in a large job."""
+        """Request a snapshot that lists every worker, even in a large job."""
         self._asks = True
         self._client.wake()
 
@@ -157,7 +157,7 @@ class SchedulerLink:
             self._client.wait(None)
 
     def _hear(self, view: JobView) -> None:
-        """Handle a snapshot; ignore a scheduler of an earlier term than one seen, since it was replaced."""
+        """Handle a snapshot. One from an earlier term is ignored, because that scheduler was replaced."""
         newest = self._terms.setdefault(view.job, view.term)
         if view.term < newest:
             self._client.look_elsewhere()
@@ -166,7 +166,7 @@ class SchedulerLink:
         self._tell(view)
 
     def _told_shut_out(self, text: str) -> None:
-        """Handle a rejected secret; if an earlier link accepted it, this is a different scheduler."""
+        """Handle a rejected secret. If an earlier connection accepted it, a different scheduler has answered."""
         if not self._was_linked:
             self._shut_out = text
             self._ring()
@@ -183,7 +183,7 @@ class SchedulerLink:
 
 
 def ask_once(settings: Settings, timeout_s: float) -> JobView | None:
-    """Return one snapshot that includes every worker; None if no scheduler answers in time.
+    """Return one snapshot that includes every worker, or None if no scheduler answers in time.
 
     If SCHED_HOST names several hosts, each is asked. The snapshot with the highest term for this folder's job is
     returned, with its scheduler's ``address``.
@@ -199,7 +199,7 @@ def ask_once(settings: Settings, timeout_s: float) -> JobView | None:
 def decide_once(
     settings: Settings, text: str, drain: Sequence[str] = (), *, timeout_s: float = ANSWER_TIMEOUT_S
 ) -> bool:
-    """Send a decision to the scheduler and ask these nodes to leave; return whether it answered and so received it.
+    """Send a decision to the scheduler, ask these nodes to leave, and return whether the scheduler answered.
 
     Raises:
         SecretError: a scheduler is listening, but has a different secret from this process.
@@ -209,7 +209,7 @@ def decide_once(
 
 
 def stop_once(settings: Settings, by: str, *, at_commit: bool = False) -> bool:
-    """Have the scheduler end its job gracefully; return whether it answered and so received the request.
+    """Ask the scheduler to end its job gracefully.
 
     With ``at_commit``, all workers first stop after the same commit.
 
@@ -229,7 +229,7 @@ def is_listening(settings: Settings) -> bool:
 
 
 def known_addresses(settings: Settings) -> tuple[SchedulerAddress, ...]:
-    """Return the addresses that SCHED_HOST names; empty if its file is unusable."""
+    """Return the addresses in SCHED_HOST, or an empty tuple if the file that it names is unusable."""
     try:
         return addresses_now(settings.sched_host, settings.sched_port)
     except NotHostsError:
@@ -256,7 +256,7 @@ def _client(settings: Settings) -> Client:
 
 
 def _tell_once(settings: Settings, message: object, timeout_s: float) -> bool:
-    """Send a message only to the current scheduler of this job; return whether it answered."""
+    """Send a message to this job's current scheduler only, and return whether it answered."""
     there = settings
     if not names_one(settings.sched_host):
         told = _told_by(settings, timeout_s)
@@ -267,7 +267,7 @@ def _tell_once(settings: Settings, message: object, timeout_s: float) -> bool:
 
 
 def _told_by(settings: Settings, timeout_s: float) -> tuple[Settings, JobView] | None:
-    """Ask each address, and return the answer to use; the schedulers of other jobs are skipped.
+    """Ask the scheduler at each address, and return the best answer; other jobs' schedulers are ignored.
 
     Raises:
         SecretError: no scheduler answers, and one that is listening has a different secret.
@@ -293,10 +293,10 @@ def _told_by(settings: Settings, timeout_s: float) -> tuple[Settings, JobView] |
 
 
 def own_job(settings: Settings) -> str:
-    """Return the id of the job to which this folder's files belong; empty if unknown.
+    """Return the ID of the job to which this folder's files belong, or "" if unknown.
 
-    Only the scheduler's host has the journal; on other hosts, LOG_DIR or the checkpoints have an owner. Without
-    recovery there are neither, and the file about the job's start names the job.
+    The journal exists only on the scheduler's host; on other hosts, the owner of LOG_DIR or of the checkpoints is used.
+    A job without recovery has neither, so its job spec is used.
     """
     folders = [settings.log_dir]
     try:
@@ -317,7 +317,7 @@ def own_job(settings: Settings) -> str:
 
 
 def _asked(settings: Settings, timeout_s: float, *first: object) -> JobView | None:
-    """Send these messages; return the scheduler's snapshot if it answers in time, else None."""
+    """Send these messages, and return the scheduler's snapshot, or None if it does not answer in time."""
     if not is_listening(settings):
         return None
     client = _client(settings)

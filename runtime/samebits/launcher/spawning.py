@@ -1,11 +1,11 @@
 """Start processes of a job on this machine or, with the user's command, on another host.
 
-Everything that a start needs (disk space, permissions, pid files) is obtained before the first process exists, so a
-failed start changes nothing. Each process gets its own session, so that no terminal's Ctrl-C or hang-up reaches it. Its
-output is written to LOG_DIR/NAME.log and its identity to LOG_DIR/NAME.pid.
+Disk space, permissions and pid files are checked or reserved before the first process is started, so a failed start
+changes nothing. Each process gets its own session, so Ctrl-C or a hang-up of a terminal does not reach it. Its output
+is written to LOG_DIR/NAME.log and its identity to LOG_DIR/NAME.pid.
 
-For another host, no local shell interprets the user's command: it is split into words once, placeholders are replaced
-within words, and the line for the remote shell is quoted. So no host name or argument can become a command.
+No local shell interprets the user's command for another host: it is split into words once, placeholders are replaced
+within words, and the line for the remote shell is quoted. A host name or argument can therefore never become a command.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _KNOWN = ("host", "node", "command")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The words of the user's command, with placeholders."""
+    """The words of the user's command for starting a worker on another host, with placeholders."""
 
     words: tuple[str, ...]
 
     def filled(self, host: str, node: str, command: str) -> list[str]:
-        """Return the command that starts a worker; ``command`` is a line for the shell on ``host``."""
+        """Return the command that starts a worker on ``host``. ``command`` is a line for the remote shell."""
         values = {"host": host, "node": node, "command": command}
         return [_PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in self.words]
 
 
 def template_of(text: str) -> Template:
-    """Return the template for the text that a user wrote.
+    """Parse the command that a user has written.
 
     Raises:
         UsageError: the text has an unknown placeholder, does not include the command or the host, or needs a shell.
@@ -81,10 +81,10 @@ def template_of(text: str) -> Template:
 
 
 def shell_line(folder: Path, environment: Mapping[str, str], words: Sequence[str]) -> str:
-    """Return a line for a POSIX shell that runs this command in this folder with these variables.
+    """Return a line for a POSIX shell that runs a command in a folder with these variables.
 
-    The shell remains as the parent, so that a signal that ends the command becomes a status above 128. For a command
-    ended by a signal, ssh(1) itself reports only 255, which is also its status if it cannot connect.
+    The shell remains as the parent process, so that a signal that ends the command becomes a status above 128.
+    Otherwise, ssh(1) would report 255, which is also its status if it cannot connect.
     """
     told = [f"{name}={value}" for name, value in sorted(environment.items())]
     return f"cd {shlex.quote(str(folder))} && {shlex.join(['env', *told, *words])}; exit $?"
@@ -92,7 +92,7 @@ def shell_line(folder: Path, environment: Mapping[str, str], words: Sequence[str
 
 @functools.lru_cache(maxsize=4096)
 def is_here(host: str) -> bool:
-    """Return whether a host name or address is this machine's, without querying a name service."""
+    """Return whether a host name or address belongs to this machine, without querying a name service."""
     names = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
     if host in names:
         return True
@@ -116,7 +116,7 @@ Spawn: TypeAlias = "Callable[[Program, str, int], int]"
 
 
 class Way(Enum):
-    """How a worker's command is built from the user's arguments."""
+    """How to build a worker's command from the user's arguments."""
 
     SCRIPT = "script"
     MODULE = "module"
@@ -182,12 +182,12 @@ class Program:
 
 
 def names_port(environment: Mapping[str, str]) -> bool:
-    """Return whether a job's variables set its port, so that no other port may be chosen."""
+    """Return whether the job's variables set a port, so that no other may be chosen."""
     return any(environment.get(f"{prefix}SCHED_PORT") for prefix in ("", config.PREFIX))
 
 
 class Listener(NamedTuple):
-    """The sockets that a scheduler is to inherit, and its port if it differs from SCHED_PORT."""
+    """The sockets that a scheduler will inherit, and its port if it is not SCHED_PORT."""
 
     sockets: tuple[socket.socket, ...] = ()
     chosen_port: int | None = None
@@ -198,12 +198,12 @@ class Listener(NamedTuple):
         return tuple(one.fileno() for one in self.sockets)
 
     def close(self) -> None:
-        """Close the sockets in this process; a scheduler that inherited them keeps listening."""
+        """Close the sockets in this process. A scheduler that has inherited them keeps listening."""
         close_all(self.sockets)
 
 
 def listen_for(settings: Settings, *, may_choose: bool = False) -> Listener:
-    """Listen at the address of this job's scheduler, for the scheduler process that is started next.
+    """Listen at the address of the job's scheduler, whose process inherits the sockets when it is started.
 
     Args:
         settings: the job's settings.
@@ -227,7 +227,7 @@ class BusyError(Exception):
 
 
 class StartLock:
-    """The lock for starting processes or changing the set of nodes; entering waits for the holder.
+    """The lock for starting processes or changing the set of nodes. Entering waits until it is free.
 
     Raises (from ``with``):
         BusyError: another process holds the lock, and ``wait`` is false.
@@ -259,14 +259,14 @@ class StartLock:
         self.release()
 
     def release(self) -> None:
-        """Release the lock; no effect if it is already released."""
+        """Release the lock if it is held."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class Berth:
-    """The reserved log and pid file of one process that is about to be started."""
+    """The reserved log file and pid file of a process that is about to be started."""
 
     def __init__(self, log_dir: Path, name: str) -> None:
         self.name = name
@@ -298,13 +298,13 @@ class Berth:
         return identity
 
     def give_up(self) -> None:
-        """Release the reservation, after the start or if nothing is started here."""
+        """Release the reservation, either after the start or because nothing is started."""
         self._reserved.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def reserved(log_dir: Path, names: Sequence[str]) -> Iterator[list[Berth]]:
-    """Yield berths for these processes; unused berths are removed at the end.
+    """Context manager that reserves berths for these processes and removes the unused ones at the end.
 
     Raises:
         StoreError: a file cannot be created, or does not belong to this user; nothing was changed.
@@ -324,12 +324,12 @@ def reserved(log_dir: Path, names: Sequence[str]) -> Iterator[list[Berth]]:
 def launch(
     berths: Sequence[Berth], program: Program, started: list[ProcessIdentity], spawn_worker: Spawn | None = None
 ) -> None:
-    """Start a process in each of these berths, as a child of the caller, and add it to ``started``.
+    """Start a process in each berth as a child of the caller, and add it to ``started``.
 
     ``spawn_worker`` starts the workers' processes; None means :func:`spawn`.
 
-    SIGHUP is ignored meanwhile, since it could end the caller after a process starts and before its pid file is
-    written.
+    SIGHUP is ignored in the meantime, because it could end the caller between the start of a process and the writing of
+    its pid file.
 
     Raises:
         StoreError: a process could not be started; those started before it keep running.
@@ -346,13 +346,13 @@ def launch(
 def hear_signals() -> None:
     """Unblock SIGINT and SIGTERM.
 
-    Shell scripts block them until Python runs, so that Ctrl-C prints no traceback.
+    Our shell scripts block them until Python is running, so that Ctrl-C prints no traceback.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
 
 
 def spawn(program: Program, name: str, log: int) -> int:
-    """Start the program's process with this name; return its pid."""
+    """Start the process with this name, and return its pid."""
     inherited = program.listening if name == SCHEDULER else ()
     return execute(program.words(name), program.environment_of(name), program.folder, log, inherited)
 
@@ -360,7 +360,7 @@ def spawn(program: Program, name: str, log: int) -> int:
 def execute(
     words: Sequence[str], environment: Mapping[str, str], folder: Path, log: int, inherited: Sequence[int] = ()
 ) -> int:
-    """Start a process that leads a session and ignores terminal signals; return its pid.
+    """Start a process that leads its own session and ignores terminal signals, and return its pid.
 
     Args:
         words: the command.
@@ -403,7 +403,7 @@ def execute(
 
 
 def _handed_over(descriptors: Sequence[int]) -> dict[str, str]:
-    """In a new process, move these descriptors to the numbers that its program expects.
+    """In the new process, move the inherited descriptors to the numbers that its program expects.
 
     Returns:
         The variables that announce the descriptors.

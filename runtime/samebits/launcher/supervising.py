@@ -1,9 +1,9 @@
 """Restart dead processes of a job on this machine (the supervisor).
 
-One supervisor at a time is in charge of a folder's job, by a lock that is released when it dies. All its knowledge is
-in the folder (job spec, pid files, token), so the next supervisor continues from there. A replacement is a new node and
-waits for no cool-down. A zygote that has already imported torch forks the workers. If anything differs from the
-zygote's own start, workers are started as separate processes instead.
+A folder's job has one supervisor at a time, which holds a lock that is released when it dies. Everything that a
+supervisor needs is in the folder (job spec, pid files, token), so the next one can continue. A replacement is a new
+node, so it need not wait for a cool-down. Workers are forked from a zygote, a process that has already imported torch.
+If a worker needs settings other than the zygote's, it is started as a separate process.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Zygote:
-    """The zygote of one supervisor on one host; it ends with the supervisor.
+    """The zygote process of a supervisor, which ends with the supervisor.
 
     Args:
         log_dir: the folder for the zygote's log.
@@ -71,7 +71,7 @@ class Zygote:
         self._is_ready = False
 
     def start(self, program: Program) -> None:
-        """Start the zygote for this program's workers unless it is running; it takes seconds to get ready."""
+        """Start the zygote for this program's workers, unless it is running. It needs seconds to get ready."""
         if self._link is not None or not _is_forkable(program) or not sys.platform.startswith("linux"):
             return
         ours, its = fork_orders.pair()
@@ -86,13 +86,13 @@ class Zygote:
         self._link, self._like, self._is_ready = ours, program, False
 
     def spawn(self, program: Program, name: str, log: int) -> int:
-        """Start a process by a fork if the result is equivalent, else like ``spawning.spawn``."""
+        """Fork a process from the zygote if that is equivalent to a normal start; otherwise call ``spawning.spawn``."""
         is_here = node_of(name) not in program.elsewhere
         pid = self._forked(program, name, log) if is_here and self._serves(program) else 0
         return pid or spawn(program, name, log)
 
     def end(self) -> None:
-        """End the zygote; processes that it forked continue."""
+        """End the zygote. The processes that it has forked continue."""
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -118,7 +118,7 @@ class Zygote:
         return self._is_ready
 
     def _forked(self, program: Program, name: str, log: int) -> int:
-        """Return the pid of a forked worker that is this process's child and leads a session, or 0."""
+        """Fork a worker that is this process's child and leads its own session; return its pid, or 0."""
         order = Order(
             str(program.folder), program.interpreter, program.script, program.args, program.environment_of(name)
         )
@@ -137,15 +137,15 @@ class Zygote:
 
 
 def _is_forkable(program: Program) -> bool:
-    """Return whether a fork can run the workers' command, that is, whether it is `python script args`.
+    """Return whether the workers' command has the form `python script args` and can be run in a forked process.
 
-    A module, a program, and the launcher that keeps a plain script's seat cannot be forked.
+    A module, another program, and the wrapper process of a plain script cannot be forked.
     """
     return program.worker_words() == Way.SCRIPT.words(program.interpreter, program.script, program.args)
 
 
 def shared(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that are the same for all workers, including those that libraries read on loading."""
+    """Return the variables that are equal for all workers, including those that libraries read when loaded."""
     return {name: text for name, text in environment.items() if name not in OF_ONE_PROCESS}
 
 
@@ -173,7 +173,7 @@ BUSY_RETRY_S = 0.1  # delay before retrying while another process starts process
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A process that is gone, with the description of its end."""
+    """A process that has ended, and a description of how."""
 
     name: str
     identity: ProcessIdentity
@@ -184,7 +184,7 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A started process; ``new_name`` differs from ``name`` if it replaces that process as another node."""
+    """A started process. ``new_name`` differs from ``name`` if it replaces that process as another node."""
 
     name: str
     new_name: str
@@ -192,22 +192,22 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """A dead process that is not replaced, so that the job must end."""
+    """A dead process that will not be replaced, so the job must end."""
 
     dead: Dead
     why: str
 
 
 def supervisor_for(settings: Settings) -> Supervisor | None:
-    """Return a supervisor if the job allows restarts (MAX_RESTARTS) and can recover (ENABLE_RECOVERY)."""
+    """Return a supervisor if the job allows restarts (MAX_RESTARTS) and recovery (ENABLE_RECOVERY), otherwise None."""
     wanted = settings.max_restarts > 0 and settings.enable_recovery
     return Supervisor(settings, Zygote(settings.log_dir)) if wanted else None
 
 
 def supervisor_of(log_dir: Path) -> ProcessIdentity | None:
-    """Return the process that holds the folder's supervisor lock; None if no such process is visible here.
+    """Return the process that holds the folder's supervisor lock, or None if no such process is visible here.
 
-    The kernel's table of locks is read (proc_locks(5)), since the folder may be read-only.
+    The kernel's table of locks is read (proc_locks(5)), because the folder may be read-only.
     """
     try:
         lock = (log_dir / LOCK_FILE).stat()
@@ -250,7 +250,7 @@ class Supervisor:
         return self._lock >= 0
 
     def try_to_hold(self) -> bool:
-        """Become the folder's supervisor if it has none; return False if another one is alive."""
+        """Become the folder's supervisor, or return False if another process already is."""
         if self.holds:
             return True
         lock = private.open_to_append(self._settings.log_dir / LOCK_FILE)
@@ -263,7 +263,7 @@ class Supervisor:
         return True
 
     def let_go(self) -> None:
-        """Stop supervising; no effect if this object is not the supervisor."""
+        """Stop being the folder's supervisor."""
         if self.holds:
             os.close(self._lock)
             self._lock = -1
@@ -272,16 +272,16 @@ class Supervisor:
             self._zygote.end()
 
     def get_ready(self) -> None:
-        """Prepare for fast restarts, now that there are workers that may die."""
+        """Start the zygote once there are workers, so that restarts are fast."""
         kept = job_spec.read(self._settings.log_dir) if self._zygote is not None and self.holds else None
         if kept is not None and self._zygote is not None:
             self._zygote.start(_program(kept))
 
     def add_spares(self, rank_bytes: int, now: float) -> str:
-        """Schedule this machine's unstarted spares if there is memory for them.
+        """Schedule this machine's unstarted spares if there is enough memory for them.
 
-        ``samebits run`` keeps a spare that the user did not request only if the spare slows neither the start nor
-        training. So the spare is started once the job trains, and only while twice a rank's memory is available.
+        If the user has not requested a spare, ``samebits run`` starts one only if it slows neither the start nor
+        training: once the job trains, and while twice a rank's memory is available.
 
         Args:
             rank_bytes: resident memory of this machine's largest rank.
@@ -314,7 +314,7 @@ class Supervisor:
     # ---- deaths
 
     def died(self, dead: Dead, now: float) -> bool:
-        """Record the loss of a process that the job still needs; return whether it will be restarted."""
+        """Record the loss of a process that the job still needs, and return whether it will be restarted."""
         if not self.holds or self._given_up is not None:
             return False
         match self._restarts.died(_place_of(dead.name), dead.loss, now):
@@ -332,17 +332,17 @@ class Supervisor:
         return bool(self._due)
 
     def given_up(self) -> GivenUp | None:
-        """Return why the job has to end; None if it does not."""
+        """Return the process because of which the job must end, or None."""
         return self._given_up
 
     def wake_at(self, *, but: Sequence[str] = ()) -> float | None:
-        """Return when ``start_due`` must be called even if nothing happens."""
+        """Return when ``start_due`` must be called even if nothing happens, or None."""
         return min((at for name, (at, _) in self._due.items() if name not in but), default=None)
 
     def start_due(self, now: float, *, job: str, but: Sequence[str] = ()) -> list[Started]:
-        """Start the processes of this job that are due, except those named in ``but``, which stay due.
+        """Start the processes of this job that are due, except the names in ``but``, which stay due.
 
-        A start that fails stays due. It is retried at increasing intervals, with fewer messages, until it succeeds.
+        A start that fails is retried at increasing intervals, with fewer messages, until it succeeds.
 
         Raises:
             ListenError: another process has the scheduler's port; like StoreError, raised only once.
@@ -402,9 +402,9 @@ def _program(kept: JobSpec) -> Program:
 
 
 def can_replace(settings: Settings, job: str) -> bool:
-    """Return whether a replacement that is started here can prove that it belongs to this job.
+    """Return whether a replacement process can prove that it belongs to this job, so that it need not wait.
 
-    The folder is unclaimed until the first admission; until then, no seat has to cool down.
+    Before the first worker is admitted, the folder is unclaimed and no seat has a cool-down.
     """
     owner = read_owner(settings.log_dir)
     return owner is not None and owner.job == job and bool(read_token(settings.log_dir))
@@ -420,7 +420,7 @@ def start_in_place(
     spawn_worker: Spawn | None = None,
     first: Sequence[str] = (),
 ) -> list[Started]:
-    """Start a replacement for each of these dead processes, as another node if possible.
+    """Start a replacement for each of these dead processes, as a new node if possible.
 
     The caller holds a StartLock.
 
@@ -458,7 +458,7 @@ def start_in_place(
 
 
 def _rename(kept: JobSpec, log_dir: Path, nodes: Sequence[str], started: Sequence[Started]) -> None:
-    """Replace the dead nodes of this machine with the new ones in the job spec."""
+    """Replace this machine's dead nodes by the new ones in the job spec."""
     renamed = _new_nodes(started)
     if renamed:
         hosts = {renamed.get(node, node): host for node, host in kept.hosts.items()}
@@ -467,13 +467,13 @@ def _rename(kept: JobSpec, log_dir: Path, nodes: Sequence[str], started: Sequenc
 
 
 def _new_nodes(started: Sequence[Started]) -> dict[str, str]:
-    """Return the new names of the nodes that are renamed."""
+    """Return the new name of each node that was renamed."""
     pairs = ((node_of(one.name), node_of(one.new_name)) for one in started if one.name != one.new_name)
     return {old: new for old, new in pairs if old is not None and new is not None}
 
 
 def _place_of(name: str) -> str:
-    """Return the key by which restarts are counted, which a process shares with its replacements."""
+    """Return the key under which restarts are counted, which a process shares with its replacements."""
     node = node_of(name)
     return SCHEDULER if node is None else root_of(node)
 

@@ -1,7 +1,8 @@
 """Read a process's log: its new lines, and the error that ended the process.
 
-The last line alone does not show a cause. A cause is a traceback, a SameBits message or a line that names an error,
-written by the process in question. Lines that were in the log when the process was found belong to an earlier process.
+The last line alone does not show a cause. A cause is a traceback, a SameBits message, or a line that names an error,
+and must come from the process itself. Lines that were in the log when the process was found belong to an earlier
+process.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _SPOKEN = re.compile(r"^[\d-]+ [\d:]+ samebits (?:worker|spare) ", re.MULTILINE)
 
 
 class LogEnds:
-    """The logs of one folder, each read from where its current process began to write."""
+    """The logs of one folder, each read from the position where its current process began to write."""
 
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self._began: dict[str, int] = {}
 
     def begin(self, name: str) -> None:
-        """Skip the current content of this log, which does not belong to the next process."""
+        """Skip this log's current content, because it belongs to an earlier process."""
         self._began[name] = size_of(self._path(name))
 
     def begin_all(self) -> None:
@@ -47,11 +48,11 @@ class LogEnds:
             self.begin(log.stem)
 
     def has_spoken(self, name: str) -> bool:
-        """Return whether the process has called ``samebits.init()``, which logs a line at once."""
+        """Return whether the process has called ``samebits.init()``, which immediately logs a line."""
         return _SPOKEN.search(self._text(name)) is not None
 
     def cause(self, name: str, death: Death, folder: Path) -> Failure | str:
-        """Return why the process ended according to its log; empty if the log does not show this."""
+        """Return why the process ended according to its log, or "" if the log does not show it."""
         if death.status == 0:
             return ""
         text = self._text(name)
@@ -82,7 +83,7 @@ class LogEnds:
 
 
 class LogLines:
-    """The lines that some processes add to their logs from now on."""
+    """The lines that some processes write to their logs from now on."""
 
     def __init__(self, log_dir: Path, names: Iterable[str]) -> None:
         self._logs = {name: log_dir / f"{name}.log" for name in names}
@@ -90,7 +91,7 @@ class LogLines:
         self._rests: dict[str, bytes] = {}
 
     def take(self) -> Iterator[tuple[str, str]]:
-        """Yield the lines added since the last call, each with the process's name, without line ends."""
+        """Yield the lines since the last call without line ends, each with the process's name."""
         for name, log in self._logs.items():
             offset = self._offsets[name]
             if size_of(log) < offset:
@@ -109,8 +110,8 @@ class LogLines:
 def _cause_of_crash(text: str, folder: Path) -> str:
     """Return the last message of compiled code before a crash, with the script's line.
 
-    If there is none, Python's own message is returned. gloo ends the process from its own thread if a peer sends more
-    data than this rank expects.
+    If there is none, return Python's own message. One such crash: gloo ends the process from its own thread if a peer
+    sends more data than this rank expects.
     """
     crash = _CRASH.findall(text)
     if not crash:

@@ -1,1 +1,1 @@
-"""The sockets and bytes between processes; ``core`` defines what the messages mean."""
+"""Sockets and message encoding between processes. ``core`` defines what the messages mean."""

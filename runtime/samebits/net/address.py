@@ -30,7 +30,7 @@ _SCHEDULER = (
 
 
 class Listening(NamedTuple):
-    """The addresses and the port on which a scheduler on this machine listens."""
+    """The addresses and the port on which the scheduler listens."""
 
     addresses: list[str]
     port: int
@@ -39,7 +39,7 @@ class Listening(NamedTuple):
 def listening(
     host: str, port: int, bind: str | None = None, held: Collection[tuple[str, int]] = frozenset()
 ) -> Listening:
-    """Return the addresses of this machine that SCHED_HOST or ``bind`` names, and the port.
+    """Return the addresses of this machine to which SCHED_HOST or ``bind`` resolves, and the port.
 
     If SCHED_HOST names several hosts, the first one that is this machine is used. If several are this machine, for
     example for one scheduler on each of two ports, the first one whose port is free is used.
@@ -85,7 +85,7 @@ def _local_or_raise(host: str, asked: str) -> list[str]:
         if here == _LOOPBACK_V6 and all(ipaddress.ip_address(one).is_loopback for one in addresses):
             fix = f"this machine has no IPv4, so export SCHED_HOST={here}"
         raise ListenError(
-            f"{asked} is {', '.join(addresses)}, and none of these is an address of this machine. Fix: {fix}"
+            f"{asked} resolves to {', '.join(addresses)}, and none of these is an address of this machine. Fix: {fix}"
         )
     return local
 
@@ -110,7 +110,7 @@ def _is_free(place: Listening, held: Collection[tuple[str, int]]) -> bool:
 
 
 def loopback() -> str:
-    """Return this machine's loopback address, which is IPv6 only if there is no IPv4 one."""
+    """Return this machine's loopback address, which is IPv6 only if there is no IPv4 loopback address."""
     return _LOOPBACK if is_local(_LOOPBACK) or not is_local(_LOOPBACK_V6) else _LOOPBACK_V6
 
 
@@ -126,7 +126,7 @@ def is_local(address: str) -> bool:
 
 
 def endpoint(address: str, port: int) -> str:
-    """Return ZeroMQ's form of the address, such as ``tcp://127.0.0.1:8118`` or ``tcp://[::1]:8118``."""
+    """Return the address as ZeroMQ writes it, such as ``tcp://127.0.0.1:8118`` or ``tcp://[::1]:8118``."""
     bare = address.strip("[]")
     try:
         is_v6 = ipaddress.ip_address(bare.partition("%")[0]).version == 6
@@ -136,7 +136,7 @@ def endpoint(address: str, port: int) -> str:
 
 
 def port_holder(port: int) -> str:
-    """Describe the process that listens on a local TCP port, e.g. ``pid 12 (python train.py)``.
+    """Describe the process that listens on a local TCP port, for example as ``pid 12 (python train.py)``.
 
     The description is vague if this user may not see the process.
     """
@@ -147,7 +147,10 @@ def port_holder(port: int) -> str:
 
 
 def folder_of_holder(port: int) -> Path | None:
-    """Return the working directory of the process that listens on a local TCP port; None if unknown."""
+    """Return the working directory of the process that listens on a local TCP port.
+
+    Return None if it is unknown.
+    """
     process = _holder(port)
     try:
         return None if process is None else (process / "cwd").readlink()
@@ -156,7 +159,7 @@ def folder_of_holder(port: int) -> Path | None:
 
 
 def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
-    """Listen on one TCP port on all these addresses; port 0 means any port that is free on all.
+    """Listen on one TCP port on all these addresses. Port 0 means any port that is free on all of them.
 
     Raises:
         ListenError: this process cannot listen on the port; no socket is left open.
@@ -232,7 +235,7 @@ def not_to_listen_on(surplus: socket.socket, wanted: Sequence[tuple[str, int]]) 
     places = ", ".join(f"{host}, port {port}" for host, port in wanted)
     return _not_inherited(
         surplus.fileno(),
-        f"listens on {host}, port {port}, and this job's scheduler must listen on {places}",
+        f"listens on {host}, port {port}, but this job's scheduler must listen on {places}",
         "start it again if what SCHED_HOST names has just changed; else ",
     )
 
@@ -254,13 +257,13 @@ def port_of(sockets: Sequence[socket.socket]) -> int:
 
 
 def close_all(sockets: Sequence[socket.socket]) -> None:
-    """Close these sockets in this process; a process that inherited them keeps listening."""
+    """Close these sockets in this process. A process that has inherited them keeps listening."""
     for one in sockets:
         one.close()
 
 
 def free_port(addresses: Sequence[str]) -> int:
-    """Return a TCP port that is free on all of these addresses now.
+    """Return a TCP port that is currently free on all of these addresses.
 
     Raises:
         ListenError: no port is free on all of them.
@@ -316,7 +319,7 @@ def _command_of(process: Path) -> str:
 
 
 def check_free(addresses: Sequence[str], port: int) -> None:
-    """Raise :class:`ListenError`, naming the holder, if the port is in use on one of the addresses."""
+    """Raise :class:`ListenError`, which names the process, if the port is in use on one of the addresses."""
     for address in addresses:
         _bound(address, port).close()
 
@@ -331,12 +334,13 @@ def cannot_listen(address: str, port: int, number: int | None, reason: str | Non
         return ListenError(f"{found}: {_held(port)}", is_taken=True)
     if number == errno.EACCES:
         return ListenError(
-            f"{found}: this user may not listen on ports below 1024. Fix: set SCHED_PORT to one from 1024 to 65535 in "
-            "every process"
+            f"{found}, because this user may not listen on ports below 1024. Fix: set SCHED_PORT to one from 1024 "
+            "to 65535 in every process"
         )
     if number == errno.EADDRNOTAVAIL:
         return ListenError(
-            f"{found}: it is not an address of this machine. Fix: set SCHED_BIND to the local address to listen on"
+            f"{found}, because this machine does not have that address. Fix: set SCHED_BIND to the local address "
+            "to listen on"
         )
     return ListenError(f"{found}. Fix: set SCHED_BIND to the local address to listen on, or SCHED_PORT to another port")
 

@@ -1,4 +1,4 @@
-"""Track the possible addresses of the scheduler, and the one in use.
+"""Manage the possible addresses of the scheduler, and the one in use.
 
 SCHED_HOST may name a file of addresses. It is read in a separate thread, because a file system that hangs must not
 block the connection that keeps a worker's seat. If the file cannot be read, the previous addresses are kept, and the
@@ -69,7 +69,7 @@ def file_problem(path: Path, error: NotHostsError) -> str:
 
 
 class AddressBook:
-    """The addresses of SCHED_HOST, to be tried in turn, the relay's first. Not thread-safe.
+    """The addresses of SCHED_HOST, which are tried in turn, the relay's first. Not thread-safe.
 
     Args:
         host: SCHED_HOST.
@@ -105,7 +105,7 @@ class AddressBook:
 
     @property
     def present(self) -> SchedulerAddress | None:
-        """Return the address that is being tried or used; None until a file has named one."""
+        """Return the address that is being tried or used, or None until a file has named one."""
         return self._all[self._index] if self._all else None
 
     @property
@@ -119,14 +119,14 @@ class AddressBook:
         return self._all
 
     def slowness(self, most: int) -> int:
-        """Return the factor by which to extend the time for an address.
+        """Return the factor by which the time limit for an address is extended.
 
-        It doubles with each futile round, up to ``most``.
+        It doubles with each round in which all addresses failed, up to ``most``.
         """
         return min(1 << min(self._turns, 16), most)
 
     def stays(self) -> None:
-        """Record that the current address is the right one."""
+        """Record that the scheduler at the current address is the right one."""
         self._turns = self._changes = self._notices = 0
 
     def refuses(self, why: str) -> str:
@@ -144,7 +144,7 @@ class AddressBook:
         return "; ".join(said[:MOST_SHOWN]) + more
 
     def turn(self) -> None:
-        """Advance to the next address; the first one follows the last."""
+        """Advance to the next address. The first one follows the last."""
         self._index += 1
         if self._index >= len(self._all):
             self._index = 0
@@ -165,9 +165,9 @@ class AddressBook:
         self._reader.start()
 
     def take(self) -> tuple[bool, str]:
-        """Apply the addresses read last; return whether they are new, and a message to log or "".
+        """Apply the addresses that were read last.
 
-        The current address is kept if it is still listed.
+        Return whether they are new, and a message to log or "". The current address is kept if it is still listed.
         """
         read, self._read = self._read, None
         if read is None or self._file is None:
@@ -191,7 +191,7 @@ class AddressBook:
     def _noticed(self, text: str) -> str:
         """Return the text if it should be logged, otherwise "".
 
-        Notices about a file that keeps changing become rarer.
+        Messages about a file that keeps changing become rarer.
         """
         self._notices += 1
         is_said = self._notices <= SAID_AT_ONCE or self._notices.bit_count() == 1

@@ -96,7 +96,7 @@ class RankEnd:
         self.is_open = False
 
     def welcome(self, packed: bytes) -> bool:
-        """Process a welcome; return whether it opened this attachment.
+        """Process a welcome, and return whether it opened this attachment.
 
         Only the first valid welcome opens it.
         """
@@ -110,7 +110,7 @@ class RankEnd:
         return True
 
     def seal(self, body: bytes) -> bytes:
-        """Return the message in the form that is sent to the relay."""
+        """Return the message as it is sent to the relay, with counter and hash."""
         return DATA + self._up.stamp(body) + body
 
     def check(self, stamp: bytes, body: bytes) -> None:
@@ -154,7 +154,7 @@ class SchedulerEnd:
         self._up, self._down = _Keyed(key, b"up"), _Keyed(key, b"down")
 
     def unseal(self, sealed: bytes) -> bytes:
-        """Return the message that :meth:`RankEnd.seal` sealed.
+        """Return the message from the result of :meth:`RankEnd.seal`, after checking it.
 
         Raises:
             ForgedError: the rank did not send the message in this attachment, or it was received before.

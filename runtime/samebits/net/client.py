@@ -53,7 +53,7 @@ _MECHANISM = slice(12, 32)
 
 
 class Greeted:
-    """A connection over which only greetings were exchanged.
+    """A connection on which only ZMTP greetings were exchanged.
 
     Attributes:
         mechanism: the mechanism that the other end announced, ``CURVE`` or ``NULL``.
@@ -64,7 +64,7 @@ class Greeted:
         self.mechanism = mechanism
 
     def stands(self) -> bool:
-        """Return whether the connection is still open at the other end."""
+        """Return whether the other end has kept the connection open."""
         self._connection.setblocking(False)
         try:
             while self._connection.recv(_GREETING_BYTES):
@@ -81,7 +81,7 @@ class Greeted:
 
 
 def greet(host: str, port: int, ours: str, timeout_s: float) -> Greeted | None:
-    """Exchange greetings with the listener; return None without a ZMTP 3 greeting in time.
+    """Exchange greetings with the listener, or return None if there is no ZMTP 3 greeting in time.
 
     Args:
         host: the listener's address.
@@ -147,7 +147,7 @@ _EVENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """The connection is open; the scheduler does not know this process yet."""
+    """Event: the connection is open. The scheduler does not know this process yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +157,14 @@ class Down:
 
 @dataclass(frozen=True, slots=True)
 class ShutOut:
-    """The listener does not share our secret; reported once until a handshake succeeds."""
+    """Event: the listener does not have our secret. Reported once until a handshake succeeds."""
 
     text: str  # the possible difference, and the fix
 
 
 @dataclass(frozen=True, slots=True)
 class TurnedAway:
-    """Connections are closed before the handshake, for unknown reasons.
+    """Event: connections are closed before the handshake, for unknown reasons.
 
     Reported once until a handshake succeeds.
     """
@@ -174,7 +174,7 @@ class TurnedAway:
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """An address, or the file of addresses, is unusable for now; reported once per cause."""
+    """Event: an address, or the file of addresses, cannot be used now. Reported once per cause."""
 
     text: str
 
@@ -187,7 +187,7 @@ class Got:
 
 
 class Client:
-    """One connection. Not thread-safe, except for ``wake``.
+    """One connection to the scheduler. Not thread-safe, except for ``wake``.
 
     Args:
         host: SCHED_HOST: one host, several hosts, or a file of hosts.
@@ -278,7 +278,7 @@ class Client:
         self._leave_at, self._is_waited_for = self._patience_ends_at(), True
 
     def _patience_ends_at(self) -> float | None:
-        """Return when to leave the current address if no handshake completes.
+        """Return when the client leaves the current address if no handshake completes.
 
         Returns:
             None if there is no other address.
@@ -295,7 +295,7 @@ class Client:
             self._waker.rest()
 
     def pause_s(self, timeout_s: float | None) -> float | None:
-        """Return ``timeout_s``, or less if ``drain`` has something to do sooner."""
+        """Return ``timeout_s``, or less if ``drain`` must be called sooner."""
         for at in (self._retry_at, self._leave_at):
             if at is not None:
                 left_s = max(0.0, at - time.monotonic())
@@ -311,11 +311,11 @@ class Client:
         return [self._socket, self._monitor, self._waker.descriptor]
 
     def wake(self) -> None:
-        """Make ``wait`` return; may be called from any thread."""
+        """Make ``wait`` return. May be called from any thread."""
         self._waker.wake()
 
     def look_elsewhere(self, refusal: str = "") -> str:
-        """Leave the current address, whose scheduler is another job's, if there is another address.
+        """Leave the current address, whose scheduler belongs to another job, if there is another address.
 
         Args:
             refusal: why the scheduler there refused this process as another job's, if it did so.
@@ -329,7 +329,7 @@ class Client:
         return self._book.refuses(refusal) if refusal else ""
 
     def _leave_soon(self) -> None:
-        """Plan to leave the current address soon, or later if all addresses were tried in vain."""
+        """Leave the current address soon, or later if all addresses were tried without success."""
         self._is_waited_for = False
         soon = time.monotonic() + RECONNECT_MS / 1000 * self._book.slowness(4)
         if self._book.is_at_relay:
@@ -407,7 +407,7 @@ class Client:
             yield from self._open_again()
 
     def _go_on(self) -> Iterator[Down]:
-        """Leave the current address for the next one, and reread the file of addresses."""
+        """Move on to the next address, and read the file of addresses again."""
         self._book.look()
         self._book.turn()
         yield from self._open_again()
@@ -464,7 +464,7 @@ class Client:
                 yield from self._told(told)
 
     def _told(self, told: ShutOut | TurnedAway) -> Iterator[ShutOut | TurnedAway | PassedOver]:
-        """Report a failed handshake, as final if there is no other address or all have failed."""
+        """Report a failed handshake. It is final if there is no other address or all have failed."""
         if not self._book.has_choice:
             yield told
             return
@@ -521,8 +521,8 @@ class Client:
 
     def _turned_away(self) -> TurnedAway:
         return TurnedAway(
-            f"the process that listens at {self._where()}, closes connections before "
-            "the handshake: it has too many of them, or is not a scheduler"
+            f"the process that listens at {self._where()} closes connections before the handshake: it has too "
+            "many connections, or is not a scheduler"
         )
 
     def _explain(self, mechanism: str) -> str:
@@ -559,7 +559,7 @@ class Client:
             return  # repeated after the reconnect
 
     def close(self) -> None:
-        """Close once all messages are sent, at most half a second later."""
+        """Close after all messages are sent, or half a second later at most."""
         self._dismiss()
         close_both(self._socket, self._monitor)
         self._context.term()

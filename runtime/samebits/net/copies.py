@@ -48,7 +48,7 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 @dataclass(frozen=True, slots=True)
 class BuddyAddress:
-    """The keeper's address and ticket; ``str`` gives the form that a generation's members receive."""
+    """The address and ticket of a buddy. ``str()`` gives the form that a generation's members receive."""
 
     endpoint: str
     ticket: bytes = field(repr=False)
@@ -70,7 +70,7 @@ class BuddyAddress:
 
 
 class PointOffer(Value, frozen=True, tag=1):
-    """A sender's offer of a point to the keeper."""
+    """Sender's message: offers a point."""
 
     ticket: bytes  # the keeper's ticket
     transfer: Int  # increases with every offer of the sender
@@ -83,14 +83,14 @@ class PointOffer(Value, frozen=True, tag=1):
 
 
 class StreamChunk(Value, frozen=True, tag=2):
-    """The next bytes of a sender's stream, which follow in a separate frame."""
+    """Sender's message: the next bytes of its stream follow in a separate frame."""
 
     transfer: Int
     offset: Int
 
 
 class BytesReceived(Value, frozen=True, tag=3):
-    """The number of bytes that the keeper has received.
+    """Buddy's message: the number of bytes that it has received.
 
     0 means that there is room and the sender may begin.
     """
@@ -100,13 +100,13 @@ class BytesReceived(Value, frozen=True, tag=3):
 
 
 class Whole(Value, frozen=True, tag=4):
-    """The keeper's answer if the point is complete and verified, or was already there."""
+    """Buddy's answer if the point is complete and verified, or was already there."""
 
     transfer: Int
 
 
 class Declined(Value, frozen=True, tag=5):
-    """The keeper's answer if it does not accept the point, or the rest of it."""
+    """Buddy's answer if it does not accept the point, or the rest of it."""
 
     transfer: Int
     text: str
@@ -121,7 +121,7 @@ SCHEMA: Schema[FromSender | FromKeeper] = Schema(FromSender | FromKeeper)
 
 @dataclass(frozen=True, slots=True)
 class CopyMessage:
-    """A sender's message; ``data`` is the content of a piece."""
+    """A sender's message. ``data`` contains the bytes of a piece."""
 
     sender: bytes
     message: FromSender
@@ -166,11 +166,11 @@ class KeeperSocket:
 
     @property
     def look_within_s(self) -> float | None:
-        """Return the seconds after which to call ``drain`` even if nothing is readable; None: never."""
+        """Return after how many seconds ``drain`` must be called even if nothing is readable, or None for never."""
         return CHECK_S if self._gate.has_guests else None
 
     def drain(self, most: int = 2 * _QUEUE) -> Iterator[CopyMessage]:
-        """Yield the valid messages received, and close connections beyond the bound."""
+        """Yield the valid messages received, and close connections beyond the limit."""
         self._gate.take()
         for _ in range(most):
             try:
@@ -184,12 +184,12 @@ class KeeperSocket:
                 yield _said(frames, connection)
 
     def settle(self, said: CopyMessage) -> None:
-        """Exempt the connection of a sender that has shown the ticket from the bound on strangers."""
+        """Exempt the connection of a sender that has shown the ticket from the limit on unknown senders."""
         if said.connection is not None:
             self._gate.settle(said.connection)
 
     def send(self, sender: bytes, message: FromKeeper) -> None:
-        """Answer, or drop the answer if the sender is gone or does not read."""
+        """Send an answer, or drop it if the sender is gone or does not read."""
         with contextlib.suppress(zmq.Again):
             self.socket.send_multipart([sender, SCHEMA.pack(message)], _NOW)
 
@@ -199,7 +199,7 @@ class KeeperSocket:
 
 
 class SenderSocket:
-    """One connection to a keeper, which reconnects automatically. Not thread-safe.
+    """A connection to a buddy, which reconnects automatically. Not thread-safe.
 
     Args:
         context: the process's ZeroMQ context.

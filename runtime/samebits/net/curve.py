@@ -36,7 +36,7 @@ _SCRYPT_MEMORY_BYTES = 2 * 128 * _SCRYPT_N * _SCRYPT_R  # twice what scrypt need
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """One side's keys in ZeroMQ's format: 32 bytes as Z85 text (RFC 32)."""
+    """The key pair of one side in ZeroMQ's format: 32 bytes as Z85 text (RFC 32)."""
 
     public: bytes = field(repr=False)
     secret: bytes = field(repr=False)
@@ -82,7 +82,7 @@ def cluster_keys(secret: str | None, secret_file: Path | None) -> ClusterKeys | 
 
 
 def secret_words(secret: str | None, secret_file: Path | None) -> bytes | None:
-    """Return the secret's bytes; None if no secret is given.
+    """Return the secret's bytes, or None if no secret is given.
 
     The line end that an editor or ``echo`` adds is removed.
 
@@ -119,7 +119,7 @@ def _checked(words: bytes, shown: str, fix: str) -> bytes:
 
 
 def derive_keys(words: bytes) -> ClusterKeys:
-    """Derive both sides' key pairs from the secret's bytes; this deliberately takes about 50 ms.
+    """Derive both sides' key pairs from the secret. This deliberately takes about 50 ms.
 
     Raises:
         SettingsError: this ZeroMQ was built without CURVE.

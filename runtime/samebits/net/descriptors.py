@@ -1,4 +1,4 @@
-"""Check and raise the limit of open files and sockets (getrlimit(2), RLIMIT_NOFILE)."""
+"""Check and raise the limit on open files and sockets (getrlimit(2), RLIMIT_NOFILE)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def needed_descriptors(workers: int = 0) -> int:
 
 
 def hard_limit() -> int:
-    """Return how many descriptors this user may have in one process."""
+    """Return how many descriptors a process of this user may have at most."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return hard if hard != resource.RLIM_INFINITY else _UNLIMITED
 

@@ -76,7 +76,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEnded:
-    """The end of a connection; ``is_counted`` is true if it was already reported as rejected."""
+    """A connection that has ended. ``is_counted`` is true if it was already reported as rejected."""
 
     descriptor: int
     address: str
@@ -85,7 +85,7 @@ class ConnectionEnded:
 
 @dataclass(slots=True)
 class _Unheard:
-    """A connection that has sent no complete message, and the bytes received from it."""
+    """A connection that has not sent a complete message yet, and how many bytes it has sent."""
 
     first: int
     last: int
@@ -102,7 +102,7 @@ class _Guest:
 
 
 class Gate:
-    """Watches one listening socket; not thread-safe.
+    """Watches the connections of one listening socket. Not thread-safe.
 
     Args:
         listening: the socket, before it is bound.
@@ -170,7 +170,7 @@ class Gate:
         return self._address_of.get(descriptor, UNKNOWN)
 
     def take(self, *, is_rung: bool = True) -> tuple[list[ConnectionEnded], list[Rejected]]:
-        """Process events; return the connections that ended, in order, and those rejected.
+        """Process events. Return the connections that have ended, in order, and those that were rejected.
 
         Args:
             is_rung: whether one of ``sources`` may be readable; if false, they are not read.
@@ -191,7 +191,7 @@ class Gate:
         return ended, rejected
 
     def turn_away(self, descriptor: int) -> list[Rejected]:
-        """Close a connection because of its flood; return it as rejected, unless it was closed before."""
+        """Close a connection because it floods, and return it as rejected unless it was closed before."""
         if descriptor in self._turned_away or descriptor not in self._address_of:
             return []
         self._turned_away.add(descriptor)
@@ -199,11 +199,11 @@ class Gate:
         return [Rejected(self._address_of[descriptor], Rejection.FLOOD)]
 
     def was_cut(self, descriptor: int) -> None:
-        """Record that another thread is closing a connection because of its flood."""
+        """Record that another thread is closing a connection because it floods."""
         self._flooding.append(descriptor)
 
     def is_over(self, descriptor: int) -> bool:
-        """Return whether the connection's end was taken, so that its sender is not a peer any more."""
+        """Return whether the end of the connection was already processed, so that its sender is no longer a peer."""
         self._take_events()
         return descriptor not in self._address_of and all(end.descriptor != descriptor for end in self._ended)
 
@@ -214,7 +214,7 @@ class Gate:
 
     @property
     def has_news(self) -> bool:
-        """Return whether ``take`` would return something even if no source is readable."""
+        """Return whether ``take`` would return something although no source is readable."""
         return bool(self._ended or self._rejected)
 
     def stands(self, descriptor: int) -> bool:
@@ -246,7 +246,7 @@ class Gate:
                 self._failure = _why(event, value)
 
     def heard(self, descriptors: Collection[int]) -> None:
-        """Record that complete messages arrived over these connections."""
+        """Record that complete messages have arrived on these connections."""
         self._heard.update(descriptors)
         if not self._guests:
             return
@@ -257,7 +257,7 @@ class Gate:
                     del self._guests[descriptor]
 
     def settle(self, descriptor: int) -> None:
-        """Settle the connection, because its process has, or will have, a seat."""
+        """Mark the connection as settled, because its process has a seat or will get one."""
         self._guests.pop(descriptor, None)
 
     def close(self) -> None:
@@ -277,7 +277,7 @@ class Gate:
             yield EVENT.unpack(event)
 
     def _zap_questions(self) -> Iterator[list[bytes]]:
-        """Yield authentication requests; answer each before the next."""
+        """Yield authentication requests. Each must be answered before the next is read."""
         if self._zap is None:
             return
         for _ in range(MAX_EVENTS):
@@ -297,7 +297,7 @@ class Gate:
         self._zap.send_multipart([b"1.0", question[1], *status, b""])
 
     def _turn_away(self) -> Iterator[Rejected]:
-        """Close connections beyond the bound; they are removed once ZeroMQ notices the close."""
+        """Close connections beyond the limit. They are removed once ZeroMQ notices the close."""
         surplus = len(self._address_of) - len(self._turned_away) - self._max_connections
         if surplus <= 0:
             return
@@ -307,7 +307,10 @@ class Gate:
             yield Rejected(self._address_of[descriptor], Rejection.TOO_MANY)
 
     def _first_to_leave(self) -> Iterator[int]:
-        """Yield guests, oldest of the largest group first, then settled connections, newest first."""
+        """Yield connections in the order in which they are closed.
+
+        Guests come first, the oldest of the largest group before others, then settled connections, newest first.
+        """
         crowds: dict[str, deque[int]] = {}
         for descriptor, guest in self._guests.items():
             if descriptor not in self._turned_away:
@@ -324,7 +327,7 @@ class Gate:
                 yield descriptor
 
     def _look_at_due(self) -> Iterator[Rejected]:
-        """Check as many slices as are due, each at most once."""
+        """Check all slices of connections that are due, each at most once."""
         due = int((time.monotonic() - self._looked_at) * SLICES / CHECK_S)
         if due >= SLICES:  # any further delay is this process's own, not the connections' silence
             due, self._looked_at = SLICES, time.monotonic()
@@ -335,7 +338,7 @@ class Gate:
             self._slice = (self._slice + 1) % SLICES
 
     def _look_at_unheard(self, standing: set[int]) -> Iterator[Rejected]:
-        """Close connections that sent much without completing a message, or nothing for long."""
+        """Close connections that have sent much without completing a message, or nothing for long."""
         heard = standing & self._heard
         self._heard -= heard
         for descriptor in self._unheard.keys() & heard:
@@ -355,7 +358,7 @@ class Gate:
                 shut_down(descriptor)
 
     def _has_no_word(self, descriptor: int) -> bool:
-        """Return whether a guest has exceeded the time for its first complete message."""
+        """Return whether a guest has exceeded the time limit for its first complete message."""
         guest = self._guests.get(descriptor)
         if guest is None or guest.has_spoken:
             return False
@@ -399,7 +402,7 @@ def _home_of(address: str) -> str:
 
 
 def bytes_received(descriptor: int) -> int | None:
-    """Return how many bytes the connection has received; None if it is closed."""
+    """Return how many bytes the connection has received, or None if it is closed."""
     try:
         connection = _connection(descriptor)
     except OSError:

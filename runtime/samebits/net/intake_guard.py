@@ -1,9 +1,9 @@
 """Close connections that fill this process's memory while its main thread is busy.
 
-ZeroMQ's own thread receives even while the main thread waits for a disk, and its queues have no limit here (see
-``net.server``). So a thread of this module looks at the process's memory. If it grows while nothing is drained, the
-connections that go on sending are closed: no process of a job has so much unanswered. While the main thread drains, it
-closes floods itself.
+ZeroMQ's own thread receives messages even while the main thread waits for a disk, and its queues have no limit here
+(see ``net.server``). A thread of this module therefore checks the process's memory. If it grows while no messages are
+read, the connections that continue to send are closed; no process of a job has that much unanswered. While the main
+thread reads messages, it closes floods itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class IntakeGuard:
     """Watches the connections of one listening socket.
 
     Args:
-        port: that the socket listens on. The main thread may not know its newest connections yet.
+        port: the socket's port, because the main thread may not know the newest connections yet.
         cut: called from this object's thread with the descriptor of a connection that was closed.
 
     Attributes:

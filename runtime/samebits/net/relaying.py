@@ -98,21 +98,21 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Part of a frame that was refused, with the reason."""
+    """A refused part of a frame, with the reason."""
 
     problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """A rank whose connection to its relay closed."""
+    """A rank whose connection to its relay was closed."""
 
     session: str
 
 
 @dataclass(slots=True)
 class Attachment:
-    """A rank behind a relay, and its last heartbeat."""
+    """A rank behind a relay, and the last heartbeat that it sent."""
 
     relay: _Relay
     end: SchedulerEnd
@@ -122,7 +122,7 @@ class Attachment:
 
 @dataclass(slots=True)
 class _Relay:
-    """The connection of a relay: its ranks, and the messages queued for it."""
+    """The connection of one relay: its ranks, and the messages queued for them."""
 
     name: bytes
     descriptor: int
@@ -163,9 +163,9 @@ class RelayedRanks:
         return session in self._attachments
 
     def turns(self, descriptor: int) -> int:
-        """Return how many turns of a peer a relay's last frame has taken.
+        """Return how many turns of a peer the last frame of a relay has used.
 
-        A relay has the turns of all its ranks, up to a bound, since a hostile one can claim many.
+        A relay may use the turns of all its ranks, up to a limit, because a hostile one can claim many.
         """
         relay = self.relays[descriptor]
         ranks = min(len(relay.attached) + len(relay.greeted), MESSAGES_A_TURN)
@@ -190,7 +190,7 @@ class RelayedRanks:
             try:
                 carried = self._open(relay, session, sealed)
             except ForgedError as error:
-                yield Dropped(f"a message of session {session[:8]} through a relay is {error}; it was dropped")
+                yield Dropped(f"dropped a message of session {session[:8]} that came through a relay: it is {error}")
                 continue
             if carried is None:
                 self._ask_to_attach(relay, session)
@@ -205,7 +205,7 @@ class RelayedRanks:
     def _greet(self, relay: _Relay, session: str, hello: bytes) -> str:
         """Welcome a rank; return "", or the reason why it is not welcomed."""
         if len(hello) != _HELLO_BYTES or not _SESSION.fullmatch(session) or session.startswith(RELAY_PREFIX.decode()):
-            return "a relay passes on a hello that no rank sends; it was dropped"
+            return "dropped a hello from a relay that no rank can have sent"
         is_new = session not in relay.greeted and session not in relay.attached
         if is_new and len(relay.greeted) + len(relay.attached) >= MAX_RANKS:
             return f"a relay brings more than {MAX_RANKS} ranks; the others have to connect to the scheduler"
@@ -216,14 +216,14 @@ class RelayedRanks:
             if end is None or end.hello != hello:  # the welcome of a repeated hello must not replace the first one's
                 end = relay.greeted[session] = SchedulerEnd(self._session_key, session, hello)
         except ForgedError as error:
-            return f"the hello of rank session {session[:8]} through a relay is {error}; it was dropped"
+            return f"dropped the hello of rank session {session[:8]} that came through a relay: it is {error}"
         self._close_delivery(relay)
         relay.deliveries.append(RelayedMessage((session,), (), end.welcome))
         self._unsent[relay.descriptor] = relay
         return ""
 
     def _open(self, relay: _Relay, session: str, sealed: bytes) -> Carried | None:
-        """Return the rank's message; None if the rank is not attached to this relay.
+        """Return the rank's message, or None if the rank is not attached to this relay.
 
         Raises:
             ForgedError: the message is not authentic.

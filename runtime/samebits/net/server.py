@@ -95,7 +95,7 @@ _PEER = re.compile(rb"[0-9A-Za-z._-]{1,64}")  # a session is 32 hexadecimal digi
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A well-formed message; ``peer`` is the identity of the connection over which it arrived."""
+    """A well-formed message. ``peer`` is the identity of the connection on which it arrived."""
 
     peer: str
     message: Any
@@ -103,7 +103,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Garbled:
-    """Bytes that are not a message; ``peer`` is "" if it has no valid name to reply to."""
+    """Bytes that are not a message. ``peer`` is "" if there is no valid name to reply to."""
 
     peer: str
     problem: str
@@ -113,7 +113,7 @@ class Garbled:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """The peer's connection closed, and the peer has not reconnected."""
+    """The peer's connection was closed, and the peer has not reconnected."""
 
     peer: str
 
@@ -125,7 +125,7 @@ _Sender = tuple[int, bytes]
 
 @dataclass(slots=True)
 class _Peer:
-    """The sender on a connection, and its last heartbeat."""
+    """The process at the other end of a connection, and its last heartbeat."""
 
     name: bytes
     session: str
@@ -134,7 +134,7 @@ class _Peer:
 
 
 class Server:
-    """Listens, receives and sends. Not thread-safe, except for ``wake``.
+    """The scheduler's listening socket. Not thread-safe, except for ``wake``.
 
     Args:
         addresses: the local addresses to listen on, IPv4 and IPv6.
@@ -216,7 +216,7 @@ class Server:
 
     @property
     def sources(self) -> list[zmq.Socket[bytes] | int]:
-        """Return the sources to poll before ``wait(0)``, for a loop that has other sockets too."""
+        """Return the sources to poll before ``wait(0)``, for a loop that also polls other sockets."""
         return [self._socket, *self._bells, self._waker.descriptor]
 
     def watch(self, descriptor: int) -> None:
@@ -239,11 +239,11 @@ class Server:
         return descriptors
 
     def wake(self) -> None:
-        """Make ``wait`` return; may be called from any thread and from a signal handler."""
+        """Make ``wait`` return. May be called from any thread and from a signal handler."""
         self._waker.wake()
 
     def drain(self) -> Iterator[Incoming]:
-        """Yield what has arrived, within the bounds: first rejected connections, last closed ones."""
+        """Yield what has arrived, within the limits: rejected connections first, closed connections last."""
         self._guard.has_drained = True
         ended, rejected = self._gate.take(is_rung=self._is_rung)
         self._is_rung = True  # until the next ``wait``
@@ -301,7 +301,7 @@ class Server:
         yield from (ConnectionLost(peer) for peer in displaced if peer not in self._descriptor_of)
 
     def _cut_floods(self, turns: dict[_Sender, int]) -> Iterator[Rejected]:
-        """Close the connections that have had too many turns while messages stayed unread."""
+        """Close connections that have used too many turns and still have unread messages."""
         self._turns = {one: self._turns.get(one, 0) + had for one, had in turns.items() if had >= MANY_TURNS}
         for sender, had in self._turns.items():
             descriptor, name = sender
@@ -345,7 +345,7 @@ class Server:
         return [self._decoded(peer, peer.session, packed, descriptor)]
 
     def _decoded(self, memory: _Peer | Attachment, session: str, packed: bytes, descriptor: int) -> Arrived | Garbled:
-        """Decode a message, and keep a heartbeat in ``memory``."""
+        """Decode a message. A heartbeat is stored in ``memory``."""
         try:
             arrived = Arrived(session, self._wire.unpack(packed, MAX_INCOMING_BYTES))
         except ProtocolError as error:
@@ -355,7 +355,7 @@ class Server:
         return arrived
 
     def _read_relayed(self, name: bytes, packed: bytes, descriptor: int) -> list[Incoming]:
-        """Return the messages in a relay's frame, as if each rank had its own connection."""
+        """Return the messages in a relay's frame as if each rank had its own connection."""
         found: list[Incoming] = []
         try:
             for part in self._relayed.take(name, descriptor, packed):
@@ -387,7 +387,7 @@ class Server:
         return peer
 
     def _forget_relay(self, descriptor: int, still: bytes = b"") -> None:
-        """Forget the ranks of a relay whose connection closed.
+        """Forget the ranks of a relay whose connection was closed.
 
         Their connections do not count as closed; each rank's lease decides.
         """
@@ -425,11 +425,11 @@ class Server:
         return self._gate.address_of(self._descriptor_of.get(peer, -1))
 
     def send_frames(self, peer: str, *frames: bytes) -> bool:
-        """Send a message of several frames; return False, and drop it, if the peer is gone."""
+        """Send a message of several frames. If the peer is gone, drop it and return False."""
         return self._send(peer.encode("ascii"), *frames)
 
     def send(self, peer: str, message: object) -> bool:
-        """Send a message; return False, and drop it, if the peer is gone.
+        """Send a message. If the peer is gone, drop it and return False.
 
         The scheduler repeats it when the peer returns.
         """
@@ -442,7 +442,7 @@ class Server:
         return self._send(peer.encode("ascii"), packed)
 
     def flush(self) -> None:
-        """Send the queued messages to ranks behind relays; ``wait`` does so too."""
+        """Send the queued messages to ranks behind relays. ``wait`` does this, too."""
         self._relayed.flush()
 
     def _send(self, name: bytes, *frames: bytes | zmq.Frame) -> bool:
@@ -472,7 +472,7 @@ class Server:
         return ready
 
     def close(self) -> None:
-        """Close once all messages are sent, at most a second later."""
+        """Close after all messages are sent, or a second later at most."""
         self._relayed.flush()
         self._guard.close()
         self._gate.close()
@@ -481,7 +481,7 @@ class Server:
 
 
 def _was_renamed(body: zmq.Frame) -> bool:
-    """Return whether ZeroMQ renamed the connection because its peer uses another one now."""
+    """Return whether ZeroMQ has renamed the connection because its peer now uses another one."""
     try:
         introduced_as = str(body.get("Identity"))
     except (zmq.ZMQError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Parts shared by both ends: a pipe that wakes a polling thread, ZeroMQ's event format, and the codec's type."""
+"""Parts shared by both ends: a pipe that wakes a polling thread, ZeroMQ's event format, and the codec's interface."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _SRCFD = int(zmq.SRCFD)
 
 
 def close_both(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
-    """Close ``socket``, waiting as long as it lingers, and its monitor."""
+    """Close ``socket`` and its monitor. Unsent messages get as long as the socket lingers."""
     socket.close()
     event = 0
     while event != STOPPED:

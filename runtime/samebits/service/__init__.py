@@ -1,1 +1,1 @@
-"""The loops that carry out the cores' decisions with the real clock, without torch."""
+"""Carry out the cores' decisions in loops with a real clock, without torch."""

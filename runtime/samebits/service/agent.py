@@ -1,8 +1,8 @@
-"""Run the worker's control thread, which keeps the seat while the main thread computes.
+"""The worker's control thread, which keeps the seat while the main thread computes.
 
-The thread owns the connection and the agent's core. The main thread calls the methods below, which post an event and,
-if they wait, sleep on one condition. Two actions happen in the control thread itself, whatever blocks the main thread:
-it breaks the group when a round opens, and it ends a process that must end but does not.
+The thread owns the connection and the agent's core. The methods of ``Agent`` are called in the main thread: they post
+an event and, if they wait, sleep on one condition variable. The control thread itself does two things, whatever blocks
+the main thread: it breaks the group when a round opens, and it ends a process that must end but does not.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ _Found = TypeVar("_Found")
 
 
 class Agent:
-    """One worker's link to its scheduler.
+    """The connection of one worker to its scheduler.
 
     Args:
         settings: role worker.
@@ -230,7 +230,7 @@ class Agent:
         return self._client.peer
 
     def register(self, meanwhile: Callable[[], object] | None = None) -> Admitted:
-        """Start, and wait for a seat, logging how long that will take.
+        """Start, and wait for a seat. The log shows how long that will take.
 
         Args:
             meanwhile: called once if no seat is free at once, for work that needs no seat.
@@ -258,13 +258,13 @@ class Agent:
         self._wait(lambda: self._is_invited or None)
 
     def report_failure(self) -> None:
-        """Tell the scheduler at once, before anything slow, that a collective failed."""
+        """Report a failed collective to the scheduler at once, before anything slow."""
         self._post(Failed())
 
     def enter(
         self, holdings: Holdings, again: Callable[[EnterAgain], Holdings] | None = None
     ) -> GenerationStarted | Point:
-        """Wait in the rendezvous for a generation; return the final point if training is finished.
+        """Wait in a round for a generation. Return its start, or the final point if training is finished.
 
         Args:
             holdings: the points and other state that this process has.
@@ -343,7 +343,7 @@ class Agent:
         return self._wait(lambda: self._over, until_interrupted=True)
 
     def call_keys(self, ask: KeyAsk, timeout_s: float | None, *, is_wait: bool = False) -> KeyAnswer:
-        """Call the scheduler's keys and wait for the answer, even if the scheduler is away meanwhile.
+        """Call ``samebits.kv`` and wait for the answer, even if the scheduler is temporarily away.
 
         Args:
             ask: the call.
@@ -372,8 +372,8 @@ class Agent:
                 )
             if len(self._key_answers) >= MAX_OPEN_CALLS:
                 raise KeyValueError(
-                    f"samebits.kv: {MAX_OPEN_CALLS} calls of this process are open, the maximum. Fix: "
-                    "let fewer threads wait, or one for all"
+                    f"samebits.kv: this process already has {MAX_OPEN_CALLS} unfinished calls, the maximum. Fix: "
+                    "let fewer threads wait"
                 )
             self._key_answers[ticket] = None
         try:
@@ -420,19 +420,19 @@ class Agent:
             self._closed.wait(timeout=1.0)
 
     def verdict(self, timeout_s: float) -> SameBitsError | None:
-        """Wait up to ``timeout_s`` for the scheduler's verdict on a failed collective; return it or None."""
+        """Wait up to ``timeout_s`` for the scheduler's verdict on a failed collective, and return it or None."""
         with self._changed:
             self._changed.wait_for(lambda: self.must_end is not None, timeout_s)
         return self._told_to_end()
 
     def end(self, error: SameBitsError) -> None:
-        """Make the main thread raise this error; callable from any thread."""
+        """Make the main thread raise this error. May be called from any thread."""
         self._must_end(error)
 
     def wait_for_end_of_generation(self) -> NoReturn:
-        """Wait until the scheduler ends this generation or the job; raise the error.
+        """Wait until the scheduler ends this generation or the job, and raise the error.
 
-        It does so, for example, after a difference between ranks.
+        The scheduler does so, for example, after a difference between ranks.
         """
         self._wait(lambda: None, until_interrupted=True)
         raise AssertionError("nothing else ends that wait")
@@ -481,7 +481,7 @@ class Agent:
                 self._changed.wait(left_s)
 
     def _told_to_end(self) -> SameBitsError | None:
-        """Return the error for the main thread to raise, and cancel the forced end of the process."""
+        """Return the error that the main thread must raise, and cancel the forced end of the process."""
         if self.must_end is not None:
             self._end_at = None
             faulthandler.cancel_dump_traceback_later()
@@ -537,7 +537,7 @@ class Agent:
         self._usage = usage  # sent with the next heartbeat
 
     def _observe(self) -> None:
-        """Collect and report the findings of sensors that do not report on their own."""
+        """Collect and report the results of sensors that do not report on their own."""
         found: list[Report] = []
         now = clock.now_s()
         if now - self._observed_at >= self._settings.heartbeat_interval_s / 2:
@@ -558,7 +558,7 @@ class Agent:
         return Passed(self.step)
 
     def _pause_s(self, wake_at: float | None) -> float:
-        """Return the seconds to sleep, at most a heartbeat's interval.
+        """Return how many seconds to sleep, at most a heartbeat's interval.
 
         The limit lets ``LifeSign.beat`` show that Python runs.
         """
@@ -679,7 +679,7 @@ class Agent:
                 self.on_link(True)
 
     def _stop_after(self, agreed: int) -> None:
-        """Stop after the agreed commit; with 0, propose the next commit and do not go beyond it."""
+        """Stop after the agreed commit. With 0, propose the next commit and do not go beyond it."""
         with self._changed:
             before = self._stops_after
             if not self._stops:
@@ -692,7 +692,7 @@ class Agent:
             self._report(StopsAfter(self._stops_after))
 
     def _interrupt(self, reason: str) -> None:
-        """Release the main thread: first from waits in this object, then from its collectives."""
+        """Interrupt the main thread's waits: first those in this object, then its collectives."""
         with self._changed:
             self.interrupted = True
             self._changed.notify_all()
@@ -706,7 +706,7 @@ class Agent:
         self._interrupt(str(error))
 
     def _shut_out(self, text: str) -> None:
-        """Handle a wrong secret, which is fatal only before the first seat.
+        """Handle a rejected secret. This is fatal only before the first seat.
 
         After that, the scheduler must be at fault.
         """
@@ -759,7 +759,7 @@ class Agent:
             self._end_now()
 
     def _look_at_threads(self, now: float) -> None:
-        """Log the non-daemon threads that keep the process alive after its script has ended."""
+        """Log non-daemon threads that keep the process alive after its script has ended."""
         if threading.main_thread().is_alive():
             return
         self._script_ended_at = self._script_ended_at or now
@@ -777,7 +777,7 @@ class Agent:
             )
 
     def _end_stuck(self, text: str) -> None:
-        """End a process whose main thread holds up the others and would not react to a request."""
+        """End a process whose main thread blocks the other ranks and would not react to a request."""
         log.warn(f"{text}: this process gives up its seat. It is here:")
         faulthandler.dump_traceback(file=STDERR, all_threads=True)
         self._carry_out(self._core.step(Leaving(False, text), clock.now_s()))
@@ -785,10 +785,10 @@ class Agent:
         os._exit(StuckError.exit_code)
 
     def _end_now(self) -> None:
-        """End a process whose main thread did not leave: log its stack and give up the seat."""
+        """End a process whose main thread did not exit in time: log its stack and give up the seat."""
         error = self.must_end
         assert error is not None
-        log.warn(f"{error}; the main thread did not return within {END_GRACE_S:g} s, it is here:")
+        log.warn(f"{error}; the main thread did not return within {END_GRACE_S:g} s. Its stack:")
         faulthandler.dump_traceback(file=STDERR, all_threads=True)
         self._carry_out(self._core.step(Leaving(True, "told to end"), clock.now_s()))
         self._client.close()
@@ -808,9 +808,9 @@ def _why_silent(ask: KeyAsk) -> str:
 
 
 def _place_of(frame: FrameType | None) -> str:
-    """Return a thread's position, such as `` (train.py:12)``.
+    """Return where a thread is, as a text such as `` (train.py:12)``.
 
-    It is that of the outermost frame outside ``threading``.
+    This is the outermost frame outside ``threading``.
     """
     found = ""
     while frame is not None:
@@ -821,5 +821,5 @@ def _place_of(frame: FrameType | None) -> str:
 
 
 def share_of(session: str) -> float:
-    """Return the share, in (0, 1], of an interval that the session waits before its first heartbeat."""
+    """Return the share of an interval, in (0, 1], that a session waits before its first heartbeat."""
     return (int(session[:8], 16) + 1) / 16**8

@@ -27,7 +27,7 @@ _TRIES = 3  # another process may bind the free port meanwhile
 
 
 class SchedulerThread:
-    """The scheduler of this process's world of size one.
+    """The scheduler of a job with a single process, run in a thread.
 
     Args:
         settings: the worker's settings.
@@ -95,7 +95,7 @@ class SchedulerThread:
 
 
 def _make_way(settings: Settings) -> None:
-    """Move a finished job's folders aside, as every start of a job does.
+    """Move a finished job's folders aside, as every start of a new job does.
 
     Raises:
         StoreError: the job's checkpoints are in an object store, where nothing can be moved.

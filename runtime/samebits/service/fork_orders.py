@@ -21,7 +21,7 @@ READY = "ready"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A process to fork, equivalent to ``python script args`` in ``folder`` with this environment."""
+    """A request to fork a process that is equivalent to ``python script args`` in this folder and environment."""
 
     folder: str
     interpreter: str
@@ -32,7 +32,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class ForkResult:
-    """The pid of the new process, or 0 and the reason."""
+    """The pid of the new process, or 0 and the reason why there is none."""
 
     pid: int
     text: str = ""
@@ -78,13 +78,13 @@ def receive_order(link: socket.socket) -> tuple[Order, int] | None:
 
 
 def send_answer(link: socket.socket, answer: ForkResult) -> None:
-    """Answer an order, or announce readiness (``READY``); ignored if the other end is closed."""
+    """Answer an order, or announce readiness (``READY``). Ignored if the other end is closed."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         link.send(msgpack.packb([answer.pid, answer.text]))
 
 
 def receive_answer(link: socket.socket) -> ForkResult | None:
-    """Wait for an answer; None once the other end is closed."""
+    """Wait for an answer, and return None if the other end is closed."""
     try:
         packed = link.recv(4096)
     except ConnectionResetError:

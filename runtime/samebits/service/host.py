@@ -1,4 +1,4 @@
-"""Describe this process on its host, and prove that it replaces a worker."""
+"""Describe this process on its host, and prove that it replaces another worker's process."""
 
 from __future__ import annotations
 

@@ -35,12 +35,12 @@ LOOK_PATIENCE_S = 1.0
 def gateway_of(
     settings: Settings, on_wait: Callable[[str], object], patience_s: float = COMMAND_PATIENCE_S
 ) -> EtcdGateway | None:
-    """Return a client of the etcd that holds the job's journal.
+    """Return a client of the etcd cluster that holds the job's journal.
 
     Args:
         settings: the job's settings.
-        on_wait: called with a sentence while the etcd does not answer.
-        patience_s: how long the etcd may take to answer.
+        on_wait: called with a sentence while etcd does not answer.
+        patience_s: how long etcd may take to answer.
 
     Returns:
         None if the journal is in a folder, or the job has no journal.
@@ -55,15 +55,15 @@ def gateway_of(
 
 
 def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:
-    """Update RECOVERY_PATH's copy of a journal in an etcd, unless a scheduler here is writing it.
+    """Update RECOVERY_PATH's copy of a journal in etcd, unless a scheduler here is writing it.
 
     Args:
         settings: the job's settings, with absolute folders.
-        on_wait: called with a sentence while the etcd does not answer.
+        on_wait: called with a sentence while etcd does not answer.
 
     Raises:
-        JournalDamagedError: the data in the etcd is not a journal.
-        StoreError: the etcd or the disk reports an error.
+        JournalDamagedError: the data in etcd is not a journal.
+        StoreError: etcd or the disk reports an error.
     """
     gateway = gateway_of(settings, on_wait)
     if gateway is None:
@@ -81,7 +81,7 @@ def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:
 
 
 def outage(settings: Settings) -> str:
-    """Return a sentence if the job's journal is in an etcd that does not answer now, else ""."""
+    """Return a sentence if the job's journal is in etcd and etcd does not answer now, otherwise ""."""
     gateway = gateway_of(settings, lambda _: None, LOOK_PATIENCE_S)
     if gateway is None:
         return ""
@@ -94,10 +94,10 @@ def outage(settings: Settings) -> str:
 
 
 def served_by(settings: Settings, on_wait: Callable[[str], object]) -> str:
-    """Describe the live scheduler of a job whose journal is in an etcd; "" if there is none.
+    """Describe the live scheduler of a job whose journal is in etcd, or return "" if there is none.
 
     Raises:
-        StoreError: the etcd does not answer, or refuses the request.
+        StoreError: etcd does not answer, or refuses the request.
     """
     gateway = gateway_of(settings, on_wait)
     if gateway is None:
@@ -108,23 +108,23 @@ def served_by(settings: Settings, on_wait: Callable[[str], object]) -> str:
 
 
 def refresh_folder(recovery_path: Path, gateway: EtcdGateway) -> None:
-    """Copy the journals and events in the etcd to the folder; the caller holds the folder's lock.
+    """Copy the journals and events in etcd to the folder; the caller holds the folder's lock.
 
     Raises:
-        JournalDamagedError: the data in the etcd is not a journal.
-        StoreError: the etcd or the disk reports an error.
+        JournalDamagedError: the data in etcd is not a journal.
+        StoreError: etcd or the disk reports an error.
     """
     refresh_copies(recovery_path, gateway)
     refresh_copy(recovery_path, gateway)
 
 
 def clear(settings: Settings, role: str, on_wait: Callable[[str], object]) -> None:
-    """Remove a job from the etcd, after the folder with its copy was moved aside.
+    """Remove a job from etcd, after the folder with its copy was moved aside.
 
     If a scheduler of that job is still alive, it is superseded first, so that it writes nothing more.
 
     Raises:
-        StoreError: the etcd does not answer, or refuses the request.
+        StoreError: etcd does not answer, or refuses the request.
     """
     gateway = gateway_of(settings, on_wait)
     if gateway is not None:
@@ -136,15 +136,15 @@ def history_of(recovery_path: Path, payloads: Sequence[bytes]) -> list[Record]:
     """Decode the journal's records, in the order in which they were written.
 
     Raises:
-        JournalDamagedError: a record is unknown to this version.
+        JournalDamagedError: this version does not recognize a record.
     """
     unpack = records.SCHEMA.unpack
     try:
         return [unpack(payload, journal_format.MAX_BODY_BYTES) for payload in payloads]
     except ProtocolError as error:
         raise JournalDamagedError(
-            f"{recovery_path / JOURNAL_FILE}: a record is unknown to this version ({error}): run the version that "
-            f"wrote it, or `{spelled('run', '--fresh')}` moves the folder aside and starts a new job"
+            f"{recovery_path / JOURNAL_FILE}: this version does not recognize a record ({error}): run the version "
+            f"that wrote it, or `{spelled('run', '--fresh')}` moves the folder aside and starts a new job"
         ) from None
 
 
@@ -158,7 +158,7 @@ def written_term(recovery_path: Path) -> int:
 
 
 def has_finished(recovery_path: Path) -> bool:
-    """Return whether the job in the folder's journal is finished. Raises like :func:`written_term`."""
+    """Return whether the job in the folder's journal is finished. Raises the same errors as :func:`written_term`."""
     return _state_in(recovery_path).finished
 
 

@@ -27,7 +27,7 @@ def set_up(speaker: str) -> None:
 
 
 def hush() -> None:
-    """Suppress everything but warnings from the calling thread."""
+    """Suppress all lines except warnings from the calling thread."""
     _hushed.add(threading.get_ident())
 
 
@@ -55,13 +55,13 @@ def tell(events: Sequence[tuple[int, str]]) -> None:
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
-    """The handler of :func:`set_up`, which replaces it if called again.
+    """Log handler of :func:`set_up`, which can write thousands of lines at once.
 
     It can write thousands of lines at once.
     """
 
     def write_lines(self, texts: Sequence[str]) -> None:
-        """Write these lines, all with the current time; like ``emit``, survive a failing stream."""
+        """Write these lines with the current time. Like ``emit``, this never raises."""
         if not texts:
             return
         record = LOGGER.makeRecord(LOGGER.name, logging.INFO, "", 0, "", (), None)

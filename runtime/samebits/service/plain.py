@@ -39,7 +39,7 @@ _OF_THE_LAUNCHER = ("ROLE", "NODE_ID", "MS_ROLE", "MS_NODE_ID")
 
 
 class PlainRun:
-    """One run of the script, in its own session."""
+    """One run of the script in its own session."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -69,7 +69,7 @@ class PlainRun:
 
 
 class Launcher:
-    """The process of one plain worker.
+    """The process of a worker in plain mode.
 
     Args:
         settings: role worker.
@@ -123,7 +123,7 @@ class Launcher:
         return LEFT_STATUS
 
     def _run_generation(self, place: GenerationStarted) -> int | None:
-        """Run the script once; return its status, or None if this process has to leave.
+        """Run the script once, and return its status, or None if this process has to leave.
 
         Raises:
             GenerationEndedError: a member was lost, and the script was ended so that it can be restarted.
@@ -147,7 +147,7 @@ class Launcher:
         return status
 
     def _until_it_ends(self, script: PlainRun) -> int | None:
-        """Return the script's status; None if this process has to leave first."""
+        """Return the script's status, or None if this process has to leave first."""
         poll = select.poll()
         poll.register(script.fileno(), select.POLLIN)
         poll.register(self._readable, select.POLLIN)
@@ -205,7 +205,7 @@ class Launcher:
         self._wake()
 
     def _die_of(self, number: int) -> None:
-        """Die from the script's signal, so that observers of this process see the same cause."""
+        """End this process with the signal that ended the script, so that observers see the same cause."""
         log.say(f"the script was killed by signal {number}; this process ends the same way")
         signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), number)
@@ -213,7 +213,7 @@ class Launcher:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the launcher of one worker with this command, configured by the environment."""
+    """Run the launcher of one worker with this command. The environment contains its settings."""
     settings, warnings = config.read()
     if settings.role is not Role.WORKER:
         raise SettingsError(["ROLE: this command holds a worker's seat. Fix: call `samebits run --plain`"])

@@ -1,7 +1,7 @@
-"""Keep PROBE_FILE up to date, in a thread that records every second that this process is alive.
+"""Update PROBE_FILE every second in a thread, to show that this process is alive.
 
-``store.probe_note`` defines the content. Like training, the thread needs the interpreter, so the file is no longer
-updated if the process is stopped or C code holds the GIL.
+``store.probe_note`` defines the content. Like training, the thread needs the Python interpreter, so the file is no
+longer updated if the process is stopped or C code holds the GIL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTERVAL_S = 1.0
 
 
 class ProbeBeat:
-    """Writes this process's note in PROBE_FILE from now until the process ends.
+    """Writes this process's state to PROBE_FILE until the process ends.
 
     Args:
         path: PROBE_FILE; None to write nothing.
@@ -39,7 +39,7 @@ class ProbeBeat:
             atexit.register(self._end)
 
     def ready(self) -> None:
-        """Mark the process as ready, because it has its place in the job."""
+        """Mark the process as ready, because it has joined the job."""
         self._state = ProbeState.READY
         self._write()
 

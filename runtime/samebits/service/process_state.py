@@ -39,7 +39,7 @@ _libc = ctypes.CDLL(None)
 
 
 class Whereabouts(Value, frozen=True):
-    """Location and owner of a process's sign of life on its host."""
+    """Where to find a process's sign of life on its host, and to whom it belongs."""
 
     host: str
     pid: Int
@@ -48,7 +48,7 @@ class Whereabouts(Value, frozen=True):
 
 
 class LifeSign:
-    """The sign of life of this process, held by a thread that ends only with the process.
+    """This process's sign of life, held by a thread that ends only with the process.
 
     Raises:
         OSError: the kernel does not support such files.
@@ -85,15 +85,15 @@ class LifeSign:
         _libc.pthread_mutex_lock(self._mutex)
 
     def beat(self) -> None:
-        """Record, for ``quiet_s`` in other processes, that the control thread runs Python now."""
+        """Record that the control thread is running Python now, for ``quiet_s`` in other processes."""
         _BEAT.pack_into(self._mapped, _BEAT_AT, clock.now_s())
 
     def beat_no_more(self) -> None:
-        """Stop beating, because the end of the control thread says nothing about the process."""
+        """Stop recording, because the control thread has ended, which does not concern the process's health."""
         _BEAT.pack_into(self._mapped, _BEAT_AT, 0.0)
 
     def give_up(self) -> None:
-        """Release the sign, so that the process's end does not count as a death.
+        """Release the sign, so that the end of the process does not count as a death.
 
         Call this only once, in the thread that holds the sign.
         """
@@ -233,7 +233,7 @@ LOOKS_A_LEASE = 4
 
 
 class ProcessObserver:
-    """Examines processes at an interval that depends on the lease.
+    """Inspects this host's processes at an interval that depends on the lease.
 
     Args:
         lease_s: NODE_TIMEOUT.
@@ -245,7 +245,7 @@ class ProcessObserver:
         self._due_at = float("-inf")
 
     def look(self, here: Mapping[str, ProcessIdentity], now: float) -> list[status.ForHistory]:
-        """Return the reports on these processes (by node) that are due; may be called at any rate."""
+        """Return the reports about these processes (by node) that are due. May be called at any rate."""
         if now < self._due_at:
             return []
         self._due_at = now + self._lease_s / LOOKS_A_LEASE

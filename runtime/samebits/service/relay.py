@@ -1,8 +1,8 @@
 """Run a host's relay: one connection to the scheduler for all ranks of the host.
 
-A relay reads nothing but the names of the connections. It packs its ranks' messages into frames, and copies the
-scheduler's messages to the ranks (``net.relaying``). It keeps no state that outlives a connection, so it may be killed,
-stopped and restarted at any time: its ranks continue training and connect elsewhere.
+A relay reads only the names of the connections. It packs its ranks' messages into frames, and copies the scheduler's
+messages to the ranks (``net.relaying``). It has no state that outlives a connection, so it may be killed, stopped and
+restarted at any time: its ranks continue training and connect elsewhere.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OVERHEAD_BYTES = 80
 
 
 class Sealed:
-    """The wire format between a relay and its ranks, which leaves messages unchanged."""
+    """The encoding between a relay and its ranks, which leaves messages unchanged."""
 
     def pack(self, value: object) -> bytes:
         """Return the bytes unchanged."""
@@ -118,7 +118,7 @@ class RelayService:
         self._unused_since: float | None = None  # no worker is connected, but some were
 
     def stop(self) -> None:
-        """Make ``serve`` return; may be called from any thread and from a signal handler."""
+        """Make ``serve`` return. May be called from any thread and from a signal handler."""
         self._stops = True
         self._waker.wake()
 
@@ -171,7 +171,7 @@ class RelayService:
                     log.warn(text)
 
     def _deliver(self, delivery: RelayedMessage) -> None:
-        """Send a message to each rank that it names; a message without stamps is a welcome."""
+        """Send a message to each rank that it names. A message without stamps is a welcome."""
         if not delivery.stamps:
             self._tell(delivery.sessions, delivery.body)
             return

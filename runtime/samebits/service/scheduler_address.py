@@ -1,7 +1,8 @@
 """Look up the addresses of the scheduler's hosts, and the local address that reaches them.
 
-A name may lose its address for a while (a Kubernetes Service has none while its pod is away). So the first look-up
-waits for an address, and later ones fall back on the last known one. ZeroMQ resolves names at each attempt to connect.
+A name may have no address for a while (a Kubernetes Service has none while its pod is away). The first look-up
+therefore waits for an address, and later ones fall back on the last known address. ZeroMQ resolves names at each
+attempt to connect.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 def search_s(host: str, port: int) -> float:
-    """Return how long a worker may try other addresses of the scheduler; 0 if there are none.
+    """Return how many seconds a worker may try other addresses of the scheduler, or 0 if there are none.
 
     Args:
         host: SCHED_HOST.
@@ -107,7 +108,7 @@ def _own_address(towards: ResolvedAddress) -> str:
 
 
 def _why_unknown(settings: Settings) -> str:
-    """Return the reason why there is no address to connect to; "" if there is one."""
+    """Return why there is no address to connect to, or "" if there is one."""
     try:
         named = addresses_now(settings.sched_host, settings.sched_port)
     except NotHostsError as error:
@@ -179,7 +180,7 @@ def _last_known(host: str, port: int) -> list[ResolvedAddress]:
 
 
 def listening_place(settings: Settings, held: Collection[tuple[str, int]] = frozenset()) -> Listening:
-    """Return where to listen: on SCHED_BIND if set, else on the local addresses of SCHED_HOST.
+    """Return where to listen: on SCHED_BIND if it is set, otherwise on the local addresses of SCHED_HOST.
 
     Args:
         settings: the job's settings.

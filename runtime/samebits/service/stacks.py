@@ -51,16 +51,16 @@ class StackDump:
 
 
 def report_crashes() -> None:
-    """Make a crash in compiled code write all threads' Python stacks to the log.
+    """Make a crash in compiled code write the Python stacks of all threads to the log.
 
-    An existing set-up of the fault handler is not changed.
+    If the fault handler is already enabled, it is not changed.
     """
     if not faulthandler.is_enabled():
         faulthandler.enable(file=_STDERR, all_threads=True)
 
 
 def open_channel() -> bool:
-    """Let other processes read this process's stacks; return whether that is possible."""
+    """Let other processes read this process's stacks, and return whether that is possible."""
     global _channel
     if _channel is not None or not hasattr(os, "memfd_create"):
         return _channel is not None
@@ -74,7 +74,7 @@ def open_channel() -> bool:
 
 
 def ask(identity: ProcessIdentity) -> StackDump:
-    """Return the stacks of a process of this user on this host, after at most ``ANSWER_S``."""
+    """Return the stacks of a process of this user on this host. Takes at most ``ANSWER_S`` seconds."""
     try:
         process = os.pidfd_open(identity.pid)
     except OSError:
@@ -101,7 +101,7 @@ def ask(identity: ProcessIdentity) -> StackDump:
 
 
 def _open_memory(pid: int) -> int | None:
-    """Open the channel's memory; None if there is none or the signal is not handled."""
+    """Open the memory for the stacks, or return None if there is none or the signal is not handled."""
     try:
         return process_identity.find_memory(pid, _NAME, os.O_RDWR) if _expects_signal(pid) else None
     except OSError:
@@ -122,7 +122,7 @@ def _state(pid: int) -> str:
 
 
 def _answer(memory: int) -> str:
-    """Return the text in the memory once no more arrives."""
+    """Return the text in the memory once no more text arrives."""
     began = grown_at = time.monotonic()
     size = 0
     while (now := time.monotonic()) - began < ANSWER_S and not (size and now - grown_at >= _QUIET_S):

@@ -60,7 +60,7 @@ ForHistory: TypeAlias = OperatorDecision | ProcessEnded | ProcessSeen | Restarti
 
 
 def snapshot(core: SchedulerCore, *, whole: bool) -> JobView:
-    """Return the job's state from a running core; with ``whole``, list any number of workers."""
+    """Return the job's state from a running core. With ``whole``, all workers are listed, however many."""
     state, phase, policy = core.state, core.phase(), core.policy
     nodes = _nodes(state, lambda seat: _live_node(core, seat))
     is_ending = phase == "ending" and not state.finished and state.interruptions
@@ -86,9 +86,9 @@ def snapshot(core: SchedulerCore, *, whole: bool) -> JobView:
 
 
 def stored_view(recovery_path: Path) -> JobView | None:
-    """Return the job's state from the journal, read without its lock; None without a job.
+    """Return the job's state from the journal, read without its lock, or None if there is no job.
 
-    ``step`` is the highest step that the journal proves. ``alive`` counts seats, since no process was examined.
+    ``step`` is the highest step that the journal proves. ``alive`` counts seats, because no process was examined.
 
     Raises:
         JournalDamagedError: the journal cannot be read.
@@ -132,8 +132,8 @@ def seen_view(recovery_path: Path) -> JobView | None:
 def looked_at(view: JobView) -> JobView:
     """Add each process's state, as seen from this host, to a state from the journal.
 
-    A journal records seats. A seat that was held when the scheduler ended says nothing about its process, so it becomes
-    GONE if exactly that process has ended on this host, and UNKNOWN if the process belongs to another host.
+    The journal only records seats. If a seat was held when the scheduler ended, its process becomes GONE if exactly
+    that process has ended on this host, and UNKNOWN if the process belongs to another host.
     """
     if not view.from_journal:
         return view
@@ -158,7 +158,7 @@ def _looked_at(node: WorkerView) -> WorkerView:
 
 
 def question(*, follow: bool) -> StatusQuery:
-    """Return a request for one snapshot; with ``follow``, also for one after each change."""
+    """Return a request for one snapshot or, with ``follow``, also for one after each change."""
     return StatusQuery(follow)
 
 
@@ -230,7 +230,7 @@ def view_in(message: object) -> JobView | None:
 
 
 def _durable_steps(state: JobState) -> list[int]:
-    """Return the steps that the journal proves; workers may be further."""
+    """Return the steps that the journal proves. Workers may be further."""
     points = [state.final, state.committed_point, state.generation.restore if state.generation else None]
     return [point.step for point in points if point is not None]
 

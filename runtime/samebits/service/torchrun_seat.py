@@ -120,7 +120,7 @@ def offered_port(settings: Settings, folder: Path) -> int:
 
 
 def offer(settings: Settings, port: int) -> None:
-    """Tell this agent's workers their scheduler's port on the endpoint's machines.
+    """Give this agent's workers the scheduler's port on the endpoint's machines.
 
     Args:
         settings: the agent's settings.
@@ -169,7 +169,10 @@ def agreed_port(recovery_path: Path, addresses: Sequence[str], launcher: Process
 
 
 def _noted(data: bytes) -> tuple[int, ProcessIdentity | None]:
-    """Return the port in such a file (0: none), and the agent that uses it if on this machine."""
+    """Return the port in such a file (0: none), and the agent that uses it.
+
+    The agent is None unless it is on this machine.
+    """
     words = data.decode(errors="replace").split()
     if len(words) != 4 or not all(word.isascii() and word.isdigit() for word in (words[0], *words[2:])):
         return 0, None  # new, or its writer was killed

@@ -65,7 +65,7 @@ _SIZE = _RECORDS_AT + RECORDS * _RECORD.size
 
 @dataclass(frozen=True, slots=True)
 class RingGroup:
-    """A process group that launched something: torch's name, its description and its ranks."""
+    """A process group that has called a collective: torch's name, its description and its ranks."""
 
     name: str
     description: str
@@ -74,7 +74,7 @@ class RingGroup:
 
 @dataclass(frozen=True, slots=True)
 class LaunchLine:
-    """A line of the script that launched something."""
+    """A line of the script that has called a collective."""
 
     file: str
     line: int

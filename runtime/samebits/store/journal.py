@@ -12,7 +12,7 @@ whose claim was taken over does no harm, at whichever instruction it resumes:
 - A replacement of the journal checks the claim between its last byte and its rename. A writer that claims later removes
   the temporary file of the replacement. So the rename fails, or it happens before the later writer reads.
 
-If the claim is in an etcd, the journal there (``quorum.quorum_log``) is authoritative. It is written first, in a
+If the claim is in etcd, the journal there (``quorum.quorum_log``) is authoritative. It is written first, in a
 transaction that compares the claim, and the file is a copy for all readers of the folder.
 
 The state after a failed append is defined. If the write failed (for example, because the disk is full), the partial
@@ -100,14 +100,14 @@ def read_journal(directory: Path) -> JournalContents | None:
 
 
 def refresh_copies(directory: Path, gateway: EtcdGateway) -> None:
-    """Copy the journals in the etcd to the folder; the caller holds the folder's lock.
+    """Copy the journals in etcd to the folder; the caller holds the folder's lock.
 
-    A journal that is missing in the etcd is not changed in the folder.
+    A journal that is missing in etcd is not changed in the folder.
 
     Raises:
         ForeignFolderError: the folder holds another job's journal.
-        JournalDamagedError: the data in the etcd is not a journal.
-        StoreError: the etcd or the disk reports an error.
+        JournalDamagedError: the data in etcd is not a journal.
+        StoreError: etcd or the disk reports an error.
     """
     for folder in (directory, directory / KEYS_FOLDER):
         payloads = read_log(gateway, _quorum_name(folder))
@@ -127,17 +127,18 @@ def refresh_copies(directory: Path, gateway: EtcdGateway) -> None:
 
 
 def _require_copy(directory: Path, place: EtcdPlace, payloads: Sequence[bytes] | None) -> None:
-    """Raise unless the folder's journal is a copy of the etcd's, which has these payloads.
+    """Raise unless the folder's journal is a copy of etcd's, which has these payloads.
 
-    If the etcd has no journal, the journal of a folder that is not a copy may be written there.
+    If etcd has no journal, the journal of a folder that is not a copy may be written there.
     """
     known = _read_file(directory / PLACE_FILE)
     if known is None:
         here = read_journal(directory) if payloads else None
         if here is not None and here.payloads != payloads:
             raise ForeignFolderError(
-                f"RECOVERY_PATH={place}: {directory} holds the journal of another job, which is no copy of the etcd's; "
-                "nothing was changed. Fix: change to another folder, or unset RECOVERY_PATH for the job of this one"
+                f"RECOVERY_PATH={place}: {directory} holds another job's journal, not a copy of the one in etcd; "
+                "nothing was changed. Fix: change to another folder, or unset RECOVERY_PATH to run this folder's "
+                "job"
             )
     elif known.decode(errors="replace").strip() != place.prefix:
         raise ForeignFolderError(
@@ -154,7 +155,7 @@ def _mark_copy(directory: Path, place: EtcdPlace) -> None:
 
 
 def _require_no_copy(directory: Path) -> None:
-    """Raise if the folder's journal is a copy of one in an etcd, which is authoritative."""
+    """Raise if the folder's journal is a copy of one in etcd, which is authoritative."""
     known = _read_file(directory / PLACE_FILE)
     if known is not None:
         prefix = printable(known.decode(errors="replace").strip())
@@ -205,14 +206,14 @@ class Journal:
         Args:
             directory: the folder; created if missing.
             claim: a claim taken before this call. Without one, only the folder's lock keeps other writers out. With a
-                claim in an etcd, the payloads are those of the journal there; if the etcd has no journal, the payloads
+                claim in etcd, the payloads are those of the journal there; if etcd has no journal, the payloads
                 of the folder's are written to it.
 
         Raises:
             SupersededError: another writer took over the claim.
-            ForeignFolderError: the journals in the etcd and in the folder belong to different jobs.
+            ForeignFolderError: the journals in etcd and in the folder belong to different jobs.
             JournalDamagedError: the file is damaged, not a journal, or has a different version; nothing was changed.
-            StoreError: the disk or the etcd reports an error.
+            StoreError: the disk or etcd reports an error.
         """
         durable.make_directory(directory)
         log, counting = None, None
@@ -327,7 +328,7 @@ class Journal:
             raise
 
     def _write_to_log(self, write: Callable[[QuorumLog], None]) -> None:
-        """Write to the etcd's journal, if there is one.
+        """Write to etcd's journal, if there is one.
 
         A lost claim breaks this journal; after other failures it may stay usable.
         """
@@ -402,7 +403,7 @@ class Journal:
         self._replace(payloads)
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Close the file. Further calls do nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -487,8 +488,8 @@ def _read_file(path: Path) -> bytes | None:
             size_bytes = os.fstat(file.fileno()).st_size
             if size_bytes > journal_format.MAX_JOURNAL_BYTES:
                 raise StoreError(
-                    f"{path}: {size_bytes} bytes; a journal has at most {journal_format.MAX_JOURNAL_BYTES}: this is "
-                    f"not what was written. Fix: {_MOVE_ASIDE}"
+                    f"{path} has {size_bytes} bytes, but a journal has at most "
+                    f"{journal_format.MAX_JOURNAL_BYTES}, so the file is not as it was written. Fix: {_MOVE_ASIDE}"
                 )
             return file.read(size_bytes)
 

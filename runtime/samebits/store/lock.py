@@ -36,7 +36,7 @@ ENDS_WITHIN_S = 10.0  # enough for the kernel to free 200 GB; a process stuck in
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """The process that holds a lock; ``role`` describes it, e.g. "scheduler" or "worker 3"."""
+    """The process that holds a lock. ``role`` describes it, such as "scheduler" or "worker 3"."""
 
     identity: ProcessIdentity
     host: str
@@ -63,7 +63,7 @@ class LockHolder:
 
     @classmethod
     def parse(cls, data: bytes) -> LockHolder | None:
-        """Return the holder that :meth:`note` wrote, or None if ``data`` is not such a note."""
+        """Parse what :meth:`note` wrote, or return None if ``data`` is something else."""
         try:
             fields = strict_json.loads(data.partition(b"\n")[0])
             identity = ProcessIdentity.from_line(f"{fields['pid']} {fields['started_at']}")
@@ -155,7 +155,7 @@ class DirectoryLock:
         died. :meth:`release` unlocks the folder in any case, so call it only after the child has exited.
         """
         if not self.is_held:
-            raise LockedError(f"{self.directory}: this lock is not held here; acquire it before passing it on")
+            raise LockedError(f"{self.directory}: this process does not hold the lock; acquire it before passing it on")
         return self._descriptor
 
     def _borrow(self, descriptor: int) -> None:
@@ -167,7 +167,7 @@ class DirectoryLock:
         return self._lock.is_locked
 
     def acquire(self, wait_s: float = 0.0, on_wait: Callable[[str], None] | None = None) -> None:
-        """Acquire the lock; wait at most ``wait_s`` for its holder to die or release it.
+        """Acquire the lock. Wait at most ``wait_s`` seconds for its holder to exit or release it.
 
         Args:
             wait_s: 0 means one attempt. If the kernel is ending the holder, its end is awaited in any case.
@@ -177,7 +177,9 @@ class DirectoryLock:
             LockedError: another process, or another lock object of this process, holds the lock; the message names it.
         """
         if self.is_held:
-            raise LockedError(f"{self.directory}: this lock is already held here; release it before taking it again")
+            raise LockedError(
+                f"{self.directory}: this process already holds the lock; release it before acquiring it again"
+            )
         durable.make_missing_directory(self.directory)
         deadline_s = time.monotonic() + wait_s
         said, is_last = None, False

@@ -155,5 +155,7 @@ def read_token(log_dir: Path) -> bytes:
     except ValueError:
         token = b""
     if len(token) != TOKEN_BYTES:
-        raise StoreError(f"{path}: not a launcher's token. Fix: remove it; replacements then wait for their seats")
+        raise StoreError(
+            f"{path} does not hold a launcher's token. Fix: remove it; replacements then wait for their seats"
+        )
     return token

@@ -1,8 +1,8 @@
-"""Open files that decide what this user runs and signals; refuse those of other users.
+"""Open files that decide which processes this user runs and signals; refuse files of other users.
 
-A file in a folder that others can write to may belong to any user. So a name is opened without following links, and
-the owner and the mode are checked on the open descriptor. Files that others can read are accepted; files that others
-can write are refused.
+A file in a folder that others can write to may belong to any user. A name is therefore opened without following links,
+and the owner and the mode are checked on the open descriptor. Files that others can read are accepted; files that
+others can write are refused.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def check_folder(path: Path, variable: str = "LOG_DIR") -> None:
             raise
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
         raise StoreError(
-            f"{path}: a link that belongs to {user(link.st_uid)}, which is not followed. Fix: remove it, or {other}"
+            f"{path} is a link that belongs to {user(link.st_uid)}, so it is not followed. Fix: remove it, or {other}"
         )
     if not stat.S_ISDIR(found.st_mode):
         raise StoreError(f"{path}: expected a folder. Fix: move it away, or {other}")
     _require_own(path, found, f"run this as that user, or {other}")
     if found.st_mode & _OTHERS_MAY_WRITE:
         raise StoreError(
-            f"{path}: others may write in it (mode {stat.S_IMODE(found.st_mode):04o}), so its files may be anyone's; "
-            f"expected a folder that only {user(os.geteuid())} can write. Fix: check its content, then "
-            f"chmod go-w {path}"
+            f"{path}: other users can write to this folder (mode {stat.S_IMODE(found.st_mode):04o}), so its files "
+            f"are not trusted; expected a folder that only {user(os.geteuid())} can write. Fix: check its "
+            f"content, then chmod go-w {path}"
         )
 
 
@@ -73,8 +73,8 @@ def read(path: Path, limit: int) -> bytes | None:
         found = os.fstat(descriptor)
         if found.st_mode & _OTHERS_MAY_WRITE:
             raise StoreError(
-                f"{path}: others may write it (mode {stat.S_IMODE(found.st_mode):04o}), so its content is not "
-                f"trusted. Fix: check its content, then chmod go-w {path}"
+                f"{path}: other users can write to this file (mode {stat.S_IMODE(found.st_mode):04o}), so its "
+                f"content is not trusted. Fix: check its content, then chmod go-w {path}"
             )
         with durable.disk_errors(path, "reading the file"):
             return file.read(limit)
@@ -113,7 +113,7 @@ def _open(path: Path, flags: int) -> int | None:
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENXIO):
                 raise
-            raise StoreError(f"{path}: a link or a pipe, expected a file. Fix: remove it") from None
+            raise StoreError(f"{path} is a link or a pipe; expected a file. Fix: remove it") from None
     found = os.fstat(descriptor)
     try:
         if not stat.S_ISREG(found.st_mode):

@@ -1,8 +1,8 @@
-"""Read and write PROBE_FILE, from which a container runtime's probes judge a process.
+"""Read and write PROBE_FILE, from which a container runtime's probes learn a process's state.
 
-The file has one line, replaced every second: ``<pid> <start time> <state> <milliseconds>``. The time is on the clock
-that all processes of a machine share (``time.monotonic``). ``service.probe_beat`` writes the file, and
-``samebits probe`` reads it.
+The file has one line, replaced every second: ``<pid> <start time> <state> <milliseconds>``. The time is from the clock
+that all processes of a machine share (``time.monotonic``). ``service.probe_beat`` writes the file, and ``samebits
+probe`` reads it.
 
 The state concerns only the process itself, so a liveness probe never restarts a worker because its scheduler is away.
 """

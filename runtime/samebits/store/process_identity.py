@@ -52,7 +52,7 @@ class ProcessIdentity:
         identity = cls.of(os.getpid())
         if identity is None:
             raise StoreError(
-                f"/proc/{os.getpid()}/stat: not readable, so this process cannot be identified. Fix: mount /proc"
+                f"/proc/{os.getpid()}/stat is not readable, so this process cannot be identified. Fix: mount /proc"
             )
         return identity
 
@@ -186,7 +186,9 @@ def read_pid_file(path: Path) -> ProcessIdentity | None:
     try:
         return ProcessIdentity.from_line(data.decode("ascii"))
     except ValueError as error:
-        raise StoreError(f"{path}: not a pid file of a job: {error}. Fix: remove it if no such process runs") from None
+        raise StoreError(
+            f"{path} is not a pid file of a job ({error}). Fix: remove it if no such process runs"
+        ) from None
 
 
 def _started_at(pid: int) -> int | None:

@@ -55,7 +55,7 @@ class Segment:
 
 @dataclass(slots=True)
 class _Kept:
-    """The facts about a segment that pruning needs."""
+    """What pruning needs to know about a segment."""
 
     path: Path
     last_step: int
@@ -237,7 +237,7 @@ class StepLogWriter:
         return first.last_step if first.is_whole else max(first.last_step, second.last_step)
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Close the file. Further calls do nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor, self._path = -1, None

@@ -62,9 +62,9 @@ class LateSamples:
 
 @dataclass(frozen=True, slots=True)
 class NewLine:
-    """Marks a new course of training after ``step``.
+    """Marks the start of a new course of training after ``step``.
 
-    Earlier records of later steps are no longer compared.
+    Existing records of later steps are no longer compared.
     """
 
     step: int

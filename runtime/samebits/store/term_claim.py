@@ -15,7 +15,7 @@ A user may remove the claim, with or without the folder. Its owner then claims a
 the journal once more. If there is no journal, or only the owner's own, no record unknown to the owner can have been
 sent, and it rewrites the journal from memory (``Journal.begin_again``).
 
-If the journal is in an etcd, the claim is made there first (``quorum.quorum_log``), with the same number, and is
+If the journal is in etcd, the claim is made there first (``quorum.quorum_log``), with the same number, and is
 authoritative; the file protects the folder's copy.
 
 The check is fchmodat(2) on the claim's name, relative to a descriptor of the folder, because the folder may be moved
@@ -59,7 +59,7 @@ class TermClaim:
 
     Attributes:
         number: the term, higher than all terms that were claimed before or that ``floor`` reported.
-        quorum: the claim in the etcd, if the journal is in one.
+        quorum: the claim in etcd, if the journal is in one.
     """
 
     def __init__(self, directory: Path, number: int, quorum: QuorumClaim | None = None) -> None:
@@ -88,13 +88,13 @@ class TermClaim:
             directory: the folder; created, with its parents, if missing.
             role: this process's name in other processes' messages, e.g. "scheduler on port 8000".
             floor: returns the highest term in the folder's journal; called before the claim is made.
-            gateway: a client of the etcd that holds the journal, if there is one.
-            take_over: a further condition and change in the etcd, made together with the claim.
+            gateway: a client of etcd that holds the journal, if there is one.
+            take_over: a further condition and change in etcd, made together with the claim.
 
         Raises:
             LockedError: the condition of ``take_over`` is not true; nothing was claimed.
             SupersededError: another scheduler claimed the same term, or a higher one, at the same moment.
-            StoreError: the disk or the etcd reports an error, or the last term is higher than any job can reach.
+            StoreError: the disk or etcd reports an error, or the last term is higher than any job can reach.
         """
         durable.make_directory(directory)
         number = max(floor(), highest_claim(directory)) + 1
@@ -163,8 +163,8 @@ class TermClaim:
             if highest_claim(self._directory) >= self.number:
                 raise self._superseded()
             raise ClaimRemovedError(
-                f"{self._directory}: {self._path.name}, this scheduler's claim, was removed, or the folder was. "
-                f"Fix: leave the files of a running job alone; `{spelled('stop')}` ends it first"
+                f"{self._directory}: this scheduler's claim, {self._path.name}, was removed, or the whole folder "
+                f"was. Fix: leave the files of a running job alone; `{spelled('stop')}` ends it first"
             )
 
     def _read(self) -> bytes:
@@ -206,8 +206,8 @@ class TermClaim:
         why = f"{who} has claimed term {number}" if number else f"{self._path.name} was removed"
         return SupersededError(
             f"{self._directory}: {why}, so this scheduler, of term {self.number}, has stopped and sent nothing that it "
-            "wrote since. Fix: nothing, the job continues with the other one; to run its scheduler here again, end "
-            "that one first"
+            "wrote since. Fix: nothing to do; the job continues with the other one; to run its scheduler here again, "
+            "end that one first"
         )
 
 

@@ -33,7 +33,7 @@ class EventLog:
         directory: an existing folder.
         first_line: returns the first line of a part, given the lines of the previous part.
         on_failure: called once, with a sentence, when a line is lost.
-        gateway: a client of the etcd that holds a copy of the log, if there is one; used by this log only.
+        gateway: a client of etcd that holds a copy of the log, if there is one; used by this log only.
         part_bytes: the size at which a new part begins.
     """
 
@@ -110,12 +110,12 @@ class EventLog:
 
 
 def refresh_copy(directory: Path, gateway: EtcdGateway) -> None:
-    """Copy the log in the etcd to the folder, unless the folder's is as new or newer.
+    """Copy the log in etcd to the folder, unless the folder's is as new or newer.
 
     The caller holds the folder's lock.
 
     Raises:
-        StoreError: the etcd or the disk reports an error.
+        StoreError: etcd or the disk reports an error.
     """
     lines = copied_lines(gateway)
     if lines and lines[-1] not in read_lines(directory):

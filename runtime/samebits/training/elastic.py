@@ -96,8 +96,8 @@ def run(
 
     if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
         raise UsageError(
-            f"{calling_place()}: samebits.elastic.run above {function.__name__}(), which has a `yield` or is `async`: "
-            "a call of it trains nothing. Fix: decorate an ordinary function that trains and returns"
+            f"{calling_place()}: samebits.elastic.run decorates {function.__name__}(), which has a `yield` or is "
+            "`async`, so calling it trains nothing. Fix: decorate an ordinary function that trains and returns"
         )
 
     @functools.wraps(function)
@@ -160,7 +160,7 @@ _OF_NO_BATCH = (UnboundLocalError, ZeroDivisionError, IndexError)
 
 @contextlib.contextmanager
 def _told_of_a_complete_epoch(state: State) -> Iterator[None]:
-    """Explain an error in a function that needs a batch after a loop that had none left.
+    """Context manager that explains errors of a function that needs a batch after a loop without any batch left.
 
     A restore point may be the last batch of an epoch. The end of the epoch is then repeated, and its loop has no batch.
     """
@@ -181,7 +181,7 @@ def _told_of_a_complete_epoch(state: State) -> Iterator[None]:
 def _retaken_steps(
     process: Worker, state: State, look: HiddenStateLook, function: Callable[..., object]
 ) -> RetakenSteps | None:
-    """Return the object that takes some steps twice, or None if HIDDEN_STATE does not ask for it."""
+    """Return the object that repeats steps for comparison, or None if HIDDEN_STATE does not ask for it."""
     settings = process.settings
     if settings.hidden_state not in ("stop", "check"):
         return None
@@ -245,7 +245,7 @@ def load_dcp(state: ObjectState, path: str | os.PathLike[str], names: Sequence[s
 
 
 class _CountingSession:
-    """The session with ENABLE_RECOVERY=0: only this process remembers commits."""
+    """The session used with ENABLE_RECOVERY=0, in which only this process remembers commits."""
 
     recovers = False
 
@@ -254,7 +254,7 @@ class _CountingSession:
         self._state = state
 
     def before_step(self) -> None:
-        """Do nothing: there is no recovery to prepare."""
+        """Do nothing, because there is no recovery to prepare for."""
 
     def save(self) -> None:
         self._agent.step = self._state.completed_steps

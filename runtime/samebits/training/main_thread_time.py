@@ -1,7 +1,7 @@
-"""Measure how long this process's main thread has waited for the loader's batches and for collectives.
+"""Measure how long this process's main thread has waited for data and for collectives.
 
-The two sums only increase; ``run.step_times`` reads the differences. Waits are timed where they happen, at the cost of
-two clock readings.
+The two sums only increase, and ``run.step_times`` uses their differences. Waits are timed where they happen, which
+takes two clock readings.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["MainThreadTime", "main_thread"]
 
 
 class MainThreadTime:
-    """Sums in seconds; waits of other threads are not counted.
+    """Total waiting times of the main thread in seconds. Waits of other threads are not counted.
 
     Attributes:
         data_s: time in ``next()`` of a ``DataLoader``'s iterator.

@@ -1,7 +1,7 @@
-"""Walk, rebuild and copy a state's containers, and the layout of its tensors, preserving types and strides.
+"""Walk, rebuild and copy a state's containers and tensors, preserving types and strides.
 
-The list of containers is closed: a type is either listed here or a leaf, and no file and no other rank can name a type
-to import. ``state.snapshot`` saves the leaves.
+The list of supported container types is fixed, and any other value is a leaf. No file and no other rank can therefore
+name a type to import. ``state.snapshot`` saves the leaves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def children(value: object) -> Iterable[tuple[Any, Any]] | None:
-    """Return a container's items with their keys or indices, or None for a leaf. Sets and subclasses are leaves."""
+    """Return a container's items with their keys or indices, or None for a leaf.
+
+    Sets, and subclasses of containers, are leaves.
+    """
     kind = type(value)
     if kind in _MAPPINGS:
         return value.items()  # type: ignore[attr-defined, no-any-return]
@@ -100,7 +103,7 @@ def laid_out(values: torch.Tensor, strides: Sequence[int], device: torch.device 
 
 
 def overlaps(tensor: torch.Tensor) -> bool:
-    """Return whether two elements of the tensor may share memory, so that nothing can be copied into it."""
+    """Return whether elements of the tensor may share memory, so that values must not be copied into it."""
     if tensor.layout is not torch.strided or tensor.stride() == plain_strides(tensor.shape):
         return False
     return _overlap(tensor.shape, tensor.stride())

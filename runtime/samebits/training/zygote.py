@@ -1,7 +1,7 @@
-"""A process that has imported what every worker imports, and forks one worker per order.
+"""A process that has imported what every worker needs, and forks one worker for each order.
 
 The launcher starts it. It forks while it has one thread and no open device, and the child then does what ``python
-script.py`` does. Two differences remain, and no script should rely on them: without PYTHONHASHSEED all workers of this
+script.py`` does. Two differences remain, on which no script should rely: without PYTHONHASHSEED, all workers of this
 host have the same string hashes, and ``ps`` shows this process's command. The new worker becomes a child of the process
 that ordered it: an intermediate process exits, and the kernel gives its child to the nearest subreaper (prctl(2)),
 which is the ordering process at that moment.
@@ -35,7 +35,7 @@ _PID_BYTES = 20
 
 
 def main() -> None:
-    """Serve orders until the other end closes; in a child, execute the order."""
+    """Serve orders until the other end closes. In a forked child, execute the order."""
     link = socket.socket(fileno=int(sys.argv[1]))
     problem = why_not()
     fork_orders.send_answer(link, ForkResult(0, problem or fork_orders.READY))
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def why_not() -> str:
-    """Return why this process must not be forked; empty if it may be."""
+    """Return why this process must not be forked, or "" if it may be."""
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads > 1:
         return f"{threads} threads run after the imports, and a fork would lose {threads - 1}"
@@ -59,7 +59,7 @@ def why_not() -> str:
 
 
 def serve(link: socket.socket) -> Order | None:
-    """Fork for every order; return the order in the child, and None in this process when the other end closes."""
+    """Fork for every order. Return the order in a child, and None in this process when the other end closes."""
     while (received := fork_orders.receive_order(link)) is not None:
         order, log = received
         shadowed = shadows(order)
@@ -77,7 +77,7 @@ def serve(link: socket.socket) -> Order | None:
 
 
 def shadows(order: Order) -> str:
-    """Return a module in the script's folder with the name of one imported here; empty if there is none."""
+    """Return a module in the script's folder that has the same name as a module imported here, or ""."""
     folder = Path(order.folder, order.script).parent
     for entry in os.scandir(folder):
         name = entry.name.partition(".")[0]
@@ -93,7 +93,7 @@ def shadows(order: Order) -> str:
 
 
 def fork(order: Order, log: int, link: socket.socket) -> int | None:
-    """Fork a worker and hand it to its parent; return its pid, or None in the new process."""
+    """Fork a worker and hand it over to its parent. Return its pid, or None in the new process."""
     told, tells = os.pipe()
     may_go, goes = os.pipe()
     supervisor = os.getppid()

@@ -98,11 +98,11 @@ def test_ls_says_which_points_are_unusable_and_why(root: Path, capsys: pytest.Ca
         (20, "damaged"),
         (10, "moved aside"),
     ]
-    assert "4 bytes are not those that were saved" in points[2]["why"]
+    assert "its hash differs (4 bytes)" in points[2]["why"]
     assert f"by pid {os.getpid()}" in points[1]["why"]
     assert run(root, "ls") == 0
     text = capsys.readouterr().out
-    assert "damaged: the manifest's 4 bytes" in text
+    assert "damaged: the manifest has changed" in text
     assert "1 damaged" in text and "1 moved aside" in text
 
 
@@ -113,7 +113,7 @@ def test_ls_recognises_a_point_of_another_job_or_slot(root: Path, capsys: pytest
     wrong = {(one["slot"], one["step"]): one["why"] for one in points if one["state"] == "damaged"}  # type: ignore[attr-defined]
     assert wrong.keys() == {(0, 30), (3, 20)}
     assert "was saved by job another" in wrong[0, 30] and str(other.path) in wrong[0, 30]
-    assert "its manifest is that of slot 1" in wrong[3, 20]
+    assert "its manifest names slot 1" in wrong[3, 20]
 
 
 def test_ls_of_a_folder_with_an_unreadable_owner(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,7 +140,7 @@ def test_etcd_that_answers_with_another_jobs_keys_is_refused_and_left_alone(
 
     monkeypatch.setattr(etcd, "_range", of_another)
     for reads in (stored, opened):
-        with pytest.raises(StoreError, match=r"a key that was not asked for\. Fix: name an etcd's own client ports"):
+        with pytest.raises(StoreError, match=r"a key that was not requested\. Fix: name an etcd's own client ports"):
             reads(place)
     assert etcd.keys == before
 
@@ -196,9 +196,7 @@ def test_folder_of_another_job_is_refused_and_stays_as_it_is(tmp_path: Path, pla
     refresh_copies(tmp_path / "first", gateway)
     before = (tmp_path / "plain" / JOURNAL_FILE).read_bytes()
     for use in (lambda: refresh_copies(tmp_path / "plain", gateway), lambda: journal_in(tmp_path / "plain", place)):
-        with pytest.raises(
-            ForeignFolderError, match=r"plain holds the journal of another job.* Fix: change to another"
-        ):
+        with pytest.raises(ForeignFolderError, match=r"plain holds another job's journal.* Fix: change to another"):
             use()
     assert (tmp_path / "plain" / JOURNAL_FILE).read_bytes() == before
     other = EtcdGateway(replace(place, prefix="/jobs/dgits"), EtcdAccess())
@@ -244,7 +242,7 @@ def test_wrong_place_is_named_with_its_fix(place: EtcdPlace, no_etcd: EtcdPlace,
     nobody = EtcdPlace.parse("etcd://127.0.0.1:1/jobs/digits")
     with pytest.raises(
         StoreError,
-        match=r"no member of the etcd has answered for 0\.1 s .*Fix: bring .* back; or check the hosts and po",
+        match=r"no member of the etcd cluster has answered for 0\.1 s .*Fix: bring .* back; or check the hosts and po",
     ):
         EtcdGateway(nobody, EtcdAccess(), patience_s=0.1).get("/a")
     with pytest.raises(

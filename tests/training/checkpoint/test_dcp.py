@@ -124,7 +124,9 @@ def test_sharded_state_is_not_exported_without_all_ranks_points(
             state.enter_group()
             save(tmp_path / "ckpt", state.contents(), rank, worlds.RANKS)
     assert export(tmp_path) == CheckpointError.exit_code
-    assert "of rank 1 of 3: the state is sharded, so the point of every rank is needed" in capsys.readouterr().err
+    assert (
+        "for rank 1 of 3. The state is sharded, so the checkpoints of all ranks are needed" in capsys.readouterr().err
+    )
     words = ["ckpt", "export", "0/7", str(tmp_path / "out.pt"), "--folder", str(tmp_path / "ckpt")]
     assert main(words) == CheckpointError.exit_code
     assert "--format dcp, which takes all ranks' points" in capsys.readouterr().err

@@ -272,5 +272,5 @@ def test_unavailable_memory_is_reported_once_and_training_continues(
     rank.does("d")
     rank.does("c")
     rank.does("k")
-    assert caplog.text.count("generator states are kept in checkpoints only") == 1
+    assert caplog.text.count("generator states are saved only in checkpoints") == 1
     assert rank.kept.offer(0) is None

@@ -105,7 +105,7 @@ def test_memory_freed_and_prepared_again_is_new(room: MemoryRoom) -> None:
 def test_duplicate_name_is_refused_and_the_older_point_stays(room: MemoryRoom) -> None:
     staging = Staging(room)
     stage(staging, room, 1, tensors_of(1))
-    with pytest.raises(CheckpointError, match="the name is taken"):
+    with pytest.raises(CheckpointError, match="the name is already used"):
         stage(staging, room, 2, [*tensors_of(2), ("step.0", torch.zeros(3))])
     assert [found.point.step for found in points_in_memory(room.path.parents[2], JOB, 0)[0]] == [1]
 

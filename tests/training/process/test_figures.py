@@ -45,7 +45,7 @@ def test_newest_number_of_each_name_is_kept(agent: Any) -> None:
         ({"\ud800": 1.0}, "under another name"),
         ({"queue": Decimal("1e400")}, "expected a finite number"),
         ({"queue": "\ud800"}, "it is not a number"),
-        ({f"x{number}": 1.0 for number in range(MOST + 1)}, "15 names, at most 14"),
+        ({f"x{number}": 1.0 for number in range(MOST + 1)}, "found 15 names, expected at most 14"),
     ],
 )
 def test_invalid_value_is_refused_and_changes_nothing(agent: Any, figures: dict[str, Any], said: str) -> None:

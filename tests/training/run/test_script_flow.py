@@ -31,7 +31,9 @@ def test_function_whose_call_trains_nothing_is_refused_at_its_decoration(is_asyn
     async def awaits(_: Any) -> None:
         pass
 
-    with pytest.raises(UsageError, match=r"test_script_flow\.py:\d+: samebits\.elastic\.run above (yields|awaits)\(\)"):
+    with pytest.raises(
+        UsageError, match=r"test_script_flow\.py:\d+: samebits\.elastic\.run decorates (yields|awaits)\(\)"
+    ):
         elastic.run(awaits if is_async else yields)  # type: ignore[arg-type]
 
 

@@ -174,7 +174,7 @@ def test_other_placement_is_refused() -> None:
 def test_missing_piece_is_refused() -> None:
     with world(0, RANKS):
         shared, _ = through_a_point(0, {"a": piece_of(0)})
-        with pytest.raises(CheckpointError, match=r"state\.a: this rank's part of it is in no point that is left"):
+        with pytest.raises(CheckpointError, match=r"state\.a: no remaining point holds this rank's part"):
             putting({}).back(shared, "state", {"a": piece_of(0)})
 
 

@@ -180,7 +180,7 @@ def test_a_stage_over_another_group_is_refused() -> None:
     with world(2, 4):
         enter(state)
         assert state.sharding(4) == Sharding((2, 2), (False, True))
-        with pytest.raises(UsageError, match=r'group than that of the dimension "pp". Fix: .*get_group\("pp"\)'):
+        with pytest.raises(UsageError, match=r'group other than that of the dimension "pp". Fix: .*get_group\("pp"\)'):
             _stage(1, 1)(state, mesh)
 
 
@@ -224,5 +224,5 @@ def test_gradients_of_stages_are_not_summed_over_all_ranks() -> None:
     with world(0, RANKS):
         batches = GlobalBatch(ElasticSampler(range(8)), state.model.parameters(), size=4, micro=2)
         enter(state)
-        with pytest.raises(UsageError, match=r"these parameters are sharded .*a pipeline.*Fix: "):
+        with pytest.raises(UsageError, match=r"the given parameters are sharded .*a pipeline.*Fix: "):
             iter(batches)

@@ -343,7 +343,7 @@ def test_batches_of_another_order_or_size_are_refused(new_job: Callable[..., Job
         took_batch(mine)
     with pytest.raises(UsageError, match="sampler is a RandomSampler: its order would depend on the world size"):
         took_batch(DataLoader(job.data, batch_size=MICRO, sampler=RandomSampler(job.data)).batch_sampler)
-    with pytest.raises(UsageError, match="batch_size=3 yields the batches, and the state's micro_batch is 2"):
+    with pytest.raises(UsageError, match="batch_size=3 yields the batches, but the state's micro_batch is 2"):
         took_batch(DataLoader(job.data, batch_size=3, sampler=job.sampler).batch_sampler)
     with pytest.raises(UsageError, match="its order would depend"):
         took_batch(None)

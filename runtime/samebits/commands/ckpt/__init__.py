@@ -1,4 +1,4 @@
 """``samebits ckpt``: inspect checkpoints without a scheduler and without torch, even while the job trains.
 
-Nothing here writes to the checkpoint folder or locks it, so no command can interfere with a save.
+These commands neither write to the checkpoint folder nor lock it, so they cannot interfere with a save.
 """

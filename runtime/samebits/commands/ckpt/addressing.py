@@ -1,4 +1,4 @@
-"""Resolve ``SLOT/STEP``, the name of a point on the command line, to directories.
+"""Resolve ``SLOT/STEP``, a checkpoint's name on the command line, to directories.
 
 If a name matches nothing, the error lists the names that exist.
 """
@@ -19,7 +19,7 @@ SHOWN_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A job's checkpoint folder, absolute.
+    """The checkpoint folder of a job, as an absolute path.
 
     Attributes:
         is_given: whether it was named on the command line rather than found from the environment.
@@ -31,7 +31,7 @@ class Folder:
     is_plain: bool = False
 
     def named(self, name: str) -> list[FoundPoint]:
-        """Return every point that ``name`` matches: all generations' points of that step, newest first.
+        """Return all points that ``name`` matches, newest first. Several generations may have a point of the same step.
 
         Raises:
             UsageError: there is none.
@@ -49,7 +49,7 @@ class Folder:
         return sorted(found, key=lambda one: one.point, reverse=True)
 
     def the_one_named(self, name: str) -> FoundPoint:
-        """Return the newest usable point of those that :meth:`named` returns."""
+        """Return the newest usable point among those that :meth:`named` returns."""
         found = self.named(name)
         return next((one for one in found if one.is_usable), found[0])
 
@@ -68,7 +68,7 @@ class Folder:
         return found
 
     def elsewhere(self) -> str:
-        """Return where else to look, as the end of a sentence."""
+        """Return the end of a sentence that says where else the user can look."""
         below = [str(one) for one in checkpoints.folders_with_points(self.path) if one != self.path]
         if below:
             return f"; look into {' or '.join(below)} with --folder"

@@ -1,6 +1,6 @@
 """The command line of ``samebits ckpt``: its four subcommands, their options, and the checkpoint folder.
 
-As for every other command, the folder is that of the job started here, unless ``--folder`` names another.
+As with every other command, this is the folder of the job started in the current folder, unless ``--folder`` is given.
 """
 
 from __future__ import annotations

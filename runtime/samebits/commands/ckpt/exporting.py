@@ -1,6 +1,7 @@
-"""``samebits ckpt export``: one point, or one step of all ranks, as a file or directory for other programs.
+"""``samebits ckpt export``: write one point, or one step of all ranks, as a file or directory for other programs.
 
-An export never overwrites unasked, appears completely or not at all, and is never in the checkpoint folder.
+An export overwrites nothing without ``--force``, appears completely or not at all, and is never in the checkpoint
+folder.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ def _is_sharded(found: FoundPoint) -> bool:
 
 
 def _of_all_ranks(found: FoundPoint) -> list[FoundPoint]:
-    """Return every rank's point of this step, by rank, since a rank's point has only its part of a sharded state."""
+    """Return every rank's point of this step, in rank order.
+
+    All are needed, because a rank's point contains only its own part of a sharded state.
+    """
     wanted = found.require_manifest().header
     root = found.path.parent.parent
     by_rank: dict[int, FoundPoint] = {}
@@ -73,10 +77,9 @@ def _of_all_ranks(found: FoundPoint) -> list[FoundPoint]:
     missing = [str(rank) for rank in range(wanted.world_size) if rank not in by_rank]
     if missing:
         raise CheckpointError(
-            f"{root}: no whole point of {wanted.point} of rank {', '.join(missing)} of {wanted.world_size}: the state "
-            "is sharded, so the point of every rank is needed. Fix: copy all ranks' folders into one, or choose a step "
-            "that "
-            "`samebits ckpt ls` shows for every rank"
+            f"{root} holds no complete checkpoint of {wanted.point} for rank {', '.join(missing)} of "
+            f"{wanted.world_size}. The state is sharded, so the checkpoints of all ranks are needed. Fix: copy "
+            "all ranks' folders into one, or choose a step that `samebits ckpt ls` shows for every rank"
         )
     return [by_rank[rank] for rank in sorted(by_rank)]
 

@@ -1,4 +1,4 @@
-"""``samebits ckpt ls``: every rank's points as a table, ending with the newest point that all ranks hold."""
+"""``samebits ckpt ls``: print a table of every rank's points, and the newest point that all ranks have."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _row(entry: FolderEntry, now_s: float) -> tuple[str, ...]:
 
 
 def _short(entry: FolderEntry) -> str:
-    """Return the reason without the directory, which the row shows already."""
+    """Return the reason without the directory, which the row already shows."""
     return entry.why.replace(f"{entry.path}: ", "").replace(f"{entry.path}/", "")
 
 

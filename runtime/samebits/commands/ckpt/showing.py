@@ -1,4 +1,4 @@
-"""``samebits ckpt show``: one point's manifest, its tensors, and the state's other values.
+"""``samebits ckpt show``: print one point's manifest, its tensors, and the state's other values.
 
 Only verified content is shown: the manifest contains its own hash, and the chunks with the data's header are checked.
 """

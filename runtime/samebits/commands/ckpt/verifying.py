@@ -25,7 +25,7 @@ LOOKS = 10
 
 
 class ReadProgress:
-    """Show the progress and speed of a long read: redrawn on a terminal, printed at intervals elsewhere.
+    """Shows the progress and speed of a long read: redrawn on a terminal, printed at intervals elsewhere.
 
     Args:
         total_bytes: bytes to read.
@@ -80,7 +80,7 @@ class ReadProgress:
 
 
 def run(folder: Folder, names: Sequence[str]) -> int:
-    """Verify these points, or all; return 0 if all are complete, else the exit code of a damaged checkpoint.
+    """Verify these points, or all. Return 0 if all are complete, otherwise the exit code for a damaged checkpoint.
 
     Raises:
         UsageError: a name matches no point, or there are no points at all.
@@ -101,7 +101,7 @@ def run(folder: Folder, names: Sequence[str]) -> int:
 
 
 def _read(found: Sequence[FoundPoint], unreadable: Sequence[str], progress: ReadProgress) -> tuple[int, int, int]:
-    """Return the numbers of points that are complete, damaged (each is reported), and pruned meanwhile."""
+    """Return how many points are complete, damaged (each is reported), and were deleted in the meantime."""
     damaged = whole = gone = 0
     for problem in unreadable:
         damaged += 1
@@ -122,7 +122,7 @@ def _read(found: Sequence[FoundPoint], unreadable: Sequence[str], progress: Read
 
 
 def _asked_for(folder: Folder, names: Sequence[str]) -> tuple[list[FoundPoint], list[str]]:
-    """Return the points with these names, each once, and the reasons why directories have no readable point."""
+    """Return the points with these names, each once, and reasons why directories have no readable point."""
     if not names:
         return folder.all(), []
     found: dict[str, FoundPoint] = {}

@@ -1,7 +1,7 @@
 """Format sizes, ages and a state's values, as short text for people and as lossless JSON for programs.
 
-A value that JSON cannot hold (bytes, tuples, keys that are not strings, nan) becomes an object with one key that names
-its type, so that two different values never look the same.
+A value that JSON cannot represent (bytes, tuples, keys that are not strings, NaN) becomes an object with one key that
+names its type, so different values never look the same.
 """
 
 from __future__ import annotations

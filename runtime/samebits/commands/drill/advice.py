@@ -1,7 +1,7 @@
 """Explain why a script's results change after faults, from the differences, the warnings and the script's text.
 
-Pure: a script is only text here and never runs. The two jobs show where the bits differ, and after which fault. A
-variable, a sampler or a schedule outside the state is found in the script, with its line. If neither points to a cause,
+Pure functions; the script is only read here, never run. The two jobs show where the bits differ, and after which fault.
+A variable, a sampler or a schedule outside the state is found in the script, with its line. If neither shows a cause,
 the usual causes are listed.
 """
 
@@ -39,7 +39,7 @@ class UserScript:
 
 
 def advise(script: UserScript, compared: Compared, undisturbed: DrillOutcome, disturbed: DrillOutcome) -> list[str]:
-    """Describe the difference and what to change; empty if there is nothing to report."""
+    """Describe the difference and what to change, or return [] if there is nothing to report."""
     if undisturbed.problem and _has_ended(undisturbed.events) and not _are_unequal(undisturbed.events):
         named = _suspects(script) if undisturbed.retaken else ()
         return list(dict.fromkeys([*undisturbed.said, *named]))  # the cause with which the job ended explains the rest
@@ -54,7 +54,7 @@ def advise(script: UserScript, compared: Compared, undisturbed: DrillOutcome, di
     suspects = list(_suspects(script))
     differs = bool(compared.difference) and not undisturbed.problem
     if not (warned or suspects) and (differs or _are_unequal(disturbed.events)):
-        seen.append("neither the script nor the logs point to a cause; the usual ones are these")
+        seen.append("neither the script nor the logs point to a cause; these are the usual causes")
         suspects = list(USUAL)
     return [*seen, *warned, *suspects][:MOST_TOLD]
 
@@ -97,7 +97,7 @@ def _are_unequal(events: Sequence[JobEvent]) -> bool:
 
 
 def never_commits(outcome: DrillOutcome) -> bool:
-    """Return whether the job trained without a commit before its end, so that every loss returns it to step 0.
+    """Return whether the job made no commit before its end, so that every loss returns it to step 0.
 
     A job that finished before its step was first recorded, within about a second, is judged by its last step.
     """
@@ -187,7 +187,10 @@ def _schedules(name: str, tree: ast.Module, in_state: set[str]) -> Iterator[str]
 
 
 def _outside_variables(name: str, tree: ast.Module) -> Iterator[str]:
-    """Yield names of an outer scope, and their contents, that a training function changes and no state contains."""
+    """Yield variables of an outer scope that a training function changes and no state contains.
+
+    The content of each variable is yielded as well.
+    """
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef) or not any(map(_is_run, function.decorator_list)):
             continue

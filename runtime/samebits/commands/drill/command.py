@@ -1,6 +1,7 @@
-"""``drill``: run a script undisturbed, then under faults, and compare the two.
+"""``samebits drill``: run a script without faults, then with faults, and compare the two runs.
 
-This module has the sequence of events and the report. A drill proves only what it compared, so the report names that.
+This module has the sequence of events and the report. A drill proves only what it has compared, so the report states
+what that is.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ drill may notice an event late on a busy machine.
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; return 0 if the script survived every fault with equal bits, else 1."""
+    """Run the subcommand. Return 0 if the script survived every fault with equal bits, otherwise 1."""
     words = list(arguments)
     script = words[words.index("--") + 1 :] if "--" in words else []
     options = _parsed(words[: words.index("--")] if "--" in words else words, script)
@@ -142,7 +143,7 @@ def free_port() -> int:
 def report(
     undisturbed: DrillOutcome, disturbed: DrillOutcome, compared: Compared, seed: int, advice: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the verdict as plain values. A planned fault that was not injected keeps a drill from passing."""
+    """Return the verdict as plain values. The drill fails if a planned fault was not injected."""
     survived = not undisturbed.problem and not disturbed.problem
     lacks_commits = never_commits(undisturbed)
     runs = {name: _told_of(one) for name, one in zip(NAMES, (undisturbed, disturbed), strict=True)}
@@ -171,7 +172,7 @@ def report(
 
 
 def _told_of(outcome: DrillOutcome) -> dict[str, Any]:
-    """Describe one run: its account, and whether its buckets sum to the time that the drill measured itself."""
+    """Describe one run: its account, and whether its time categories add up to the time that the drill measured."""
     found = account(outcome.events)
     told = {"wall_s": round(outcome.wall_s, 3), "seen_s": outcome.seen_s, **found}
     off_s = 0.0 if outcome.seen_s is None else abs(sum(found["buckets_s"].values()) - outcome.seen_s)
@@ -199,9 +200,11 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
     for name in NAMES:
         if not (one := told[name])["is_accounted"]:
             summed_s = sum(one["buckets_s"].values())
-            lines.append(f"account: {name} took {one['seen_s']:.2f} s, and its buckets sum to {summed_s:.2f} s")
+            lines.append(
+                f"account: {name} took {one['seen_s']:.2f} s, but its time categories add up to {summed_s:.2f} s"
+            )
     if not told["commits"] and told["survived"]:
-        lines.append("commits: none before the end, so every loss takes the job back to its beginning")
+        lines.append("commits: none before the end, so every loss sends the job back to the start")
     for name in NAMES:
         one = told[name]
         if not one["wall_s"]:
@@ -219,7 +222,9 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
         f"report: {folder / 'drill.html'}; the logs are in {last / 'device'}, and `samebits history` in {last}"
     )
     if not told["passed"]:
-        lines.append(f"next: correct what is named above, and drill again with --folder and --seed {told['seed']}")
+        lines.append(
+            f"next: fix the problems listed above, then repeat the drill with --folder and --seed {told['seed']}"
+        )
     return lines
 
 

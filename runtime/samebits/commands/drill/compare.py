@@ -1,10 +1,10 @@
-"""Compare the checkpoints of two jobs bit by bit: tensor by tensor, at every step that both kept.
+"""Compare the checkpoints of two jobs bit by bit: tensor by tensor, at every step that both have kept.
 
 There is no tolerance. ``advice`` explains the causes of a difference.
 
-A rank's random number generators are treated separately. A generator that the script has not seeded begins with
-different numbers in every run, even without a fault, so it is compared only from a step at which both jobs had the
-same state.
+A rank's random number generators are treated separately. If the script does not seed a generator, it begins with
+different numbers in every run, even without a fault, so it is compared only from a step at which both jobs had the same
+state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GENERATOR = re.compile(r"(?:state\.)?(own\.rng\.\w+)")
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """A difference between the jobs on one rank: a tensor or a generator, or (``is_tensor`` False) another value."""
+    """A difference between the two jobs on one rank: a tensor, a generator, or (``is_tensor`` False) another value."""
 
     slot: int
     name: str
@@ -33,10 +33,11 @@ class Differing:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """``steps`` are those that both jobs kept on every rank; ``difference`` is empty if all bits are equal.
+    """The result of a comparison.
 
-    ``differing`` lists the differences at ``first_step``, the first step with any; ``equal_until`` is the
-    newest step before it that both kept, or 0.
+    ``steps`` are the steps that both jobs have kept on every rank; ``difference`` is empty if all bits are equal.
+    ``differing`` lists the differences at ``first_step``, the first step with any; ``equal_until`` is the newest step
+    before it that both kept, or 0.
     """
 
     steps: tuple[int, ...]
@@ -49,12 +50,12 @@ class Compared:
 
     @property
     def is_equal(self) -> bool:
-        """Return whether anything was compared, and all of it is equal."""
+        """Return whether anything was compared, and everything that was compared is equal."""
         return bool(self.steps) and not self.difference
 
 
 def compare(undisturbed: Path, disturbed: Path, damaged: Collection[Path] = ()) -> Compared:
-    """Compare two jobs' checkpoint folders from the oldest step to the first one that differs.
+    """Compare two jobs' checkpoint folders from the oldest step to the first step that differs.
 
     Args:
         damaged: points in which the drill itself has changed a bit; they are skipped.
@@ -106,14 +107,14 @@ def _differing(slot: int, one: checkpoint.Checkpoint, other: checkpoint.Checkpoi
 def _generators(
     slot: int, one: checkpoint.Checkpoint, other: checkpoint.Checkpoint
 ) -> tuple[set[Differing], set[Differing]]:
-    """Return the rank's generators with different states, and those with equal states."""
+    """Return the rank's generators whose states differ, and those whose states are equal."""
     mine, yours = _states(one), _states(other)
     odd = {name for name in mine.keys() | yours.keys() if mine.get(name) != yours.get(name)}
     return {Differing(slot, name) for name in odd}, {Differing(slot, name) for name in mine.keys() - odd}
 
 
 def _states(point: checkpoint.Checkpoint) -> dict[str, dict[str, str]]:
-    """Return each generator's state, by the generator's name."""
+    """Return the state of each generator by the generator's name."""
     found: dict[str, dict[str, str]] = {}
     tensors = ((name, bytes(part.data).hex()) for name, part in point.tensors.items() if _GENERATOR.match(name))
     for name, content in (*tensors, *_leaves(point.tree)):
@@ -123,7 +124,7 @@ def _states(point: checkpoint.Checkpoint) -> dict[str, dict[str, str]]:
 
 
 def _leaves(tree: Any, above: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every value of a state's tree that is not a container, as text, with its path."""
+    """Yield every value in a nested state that is not a container, as text, with its path."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from _leaves(value, f"{above}.{key}" if above else str(key))

@@ -1,7 +1,7 @@
-"""Inject each fault: by a signal, an order to the process itself, a cut connection, or a preloaded library.
+"""Inject a fault: by a signal, an order to the process itself, a cut connection, or a preloaded library.
 
-A fault's record names the process, byte or limit, so that the report lists what happened rather than what was planned.
-Signals are sent only to processes that the job's own pid files name.
+A fault's record names the process, byte or limit, so that the report lists what happened and not what was planned.
+Signals are sent only to processes in the job's own pid files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DATA = "data.safetensors"
 
 @dataclass(slots=True)
 class Tools:
-    """Tools for a plan's faults, besides signals; ``impossible`` names the faults that this machine does not allow."""
+    """What the faults of a plan need besides signals. ``impossible`` names faults that this machine does not allow."""
 
     orders: DrillOrders | None = None
     line: PortForward | None = None
@@ -90,10 +90,10 @@ BY_LIBRARY = {DrillFault.DISK_FULL, DrillFault.DISK_ERROR, DrillFault.CLOCK_JUMP
 class FaultContext:
     """The job at the moment when a fault is due.
 
-    ``members`` are the names of the training workers in the order of their slots; ``slots`` has each one's slot. All
-    wait at a commit until ``let_go`` is called, once the fault has struck. ``events`` are the job's events so far.
+    ``members`` are the names of the training workers in slot order, and ``slots`` has each one's slot. All of them wait
+    at a commit until ``let_go`` is called after the fault was injected. ``events`` are the job's events so far.
     ``wait`` returns True once they satisfy a condition, and False if they never will. ``leave`` ends the followers,
-    which would restart lost processes at once.
+    which would otherwise restart lost processes at once.
     """
 
     folder: Path
@@ -122,7 +122,7 @@ class FaultContext:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An injected fault; ``damaged`` are the checkpoints that it made unusable."""
+    """An injected fault. ``damaged`` are the checkpoints that it made unusable."""
 
     node: str
     did: str
@@ -213,7 +213,7 @@ def _until_loss(scene: FaultContext) -> Callable[[], bool]:
 
 
 def _grown(scene: FaultContext, kind: EventKind) -> Callable[[list[JobEvent]], bool]:
-    """Return a function that checks whether events contain more of a kind than there are now."""
+    """Return a function that checks whether there are more events of this kind than now."""
 
     def count(events: list[JobEvent]) -> int:
         return sum(event.kind is kind for event in events)
@@ -223,10 +223,10 @@ def _grown(scene: FaultContext, kind: EventKind) -> Callable[[list[JobEvent]], b
 
 
 def _forget_memory(scene: FaultContext, names: Sequence[str], is_too_late: Callable[[list[JobEvent]], bool]) -> str:
-    """Remove these workers' memory, since a machine that loses power has an empty /dev/shm afterwards.
+    """Remove these workers' memory, because /dev/shm is empty after a machine has lost power.
 
-    Rooms are free once their processes are gone. After the recovery, a replacement holds the lost worker's memory with
-    its own points, so it may be too late.
+    The memory can be freed once the processes are gone. After the recovery, a replacement holds the lost worker's
+    memory with its own points, so it may be too late.
     """
     deadline = time.monotonic() + GONE_S
     rooms = {slot: room_path(checkpoint.SHARED_MEMORY, scene.job, slot) for slot in map(scene.slots.__getitem__, names)}
@@ -300,7 +300,8 @@ def _partition(scene: FaultContext) -> Given:
         line.mend()
     connections = counted(count, "connection")
     return Given(
-        scene.target, f"{connections} between pid {scene.identity.pid} and the scheduler cut until it was lost"
+        scene.target,
+        f"cut {connections} between pid {scene.identity.pid} and the scheduler until the worker counted as lost",
     )
 
 
@@ -346,7 +347,8 @@ def _clock_jump(scene: FaultContext) -> Given:
     finally:
         library.set()
     return Given(
-        "", f"CLOCK_REALTIME {ahead_s:+d} s in every process for {JUMP_S:g} s; {scene.target} read {seen_s:+.0f} s"
+        "",
+        f"set CLOCK_REALTIME {ahead_s:+d} s off in every process for {JUMP_S:g} s; {scene.target} read {seen_s:+.0f} s",
     )
 
 
@@ -358,7 +360,9 @@ def _damaged(damage: Callable[[Path, float], str]) -> Callable[[FaultContext], G
 
 
 def _damage_newest(scene: FaultContext, damage: Callable[[Path, float], str]) -> Given:
-    """Damage a rank's newest point after ending every process; otherwise a newer one could be saved and read instead.
+    """Damage a rank's newest point after ending every process.
+
+    Otherwise, a newer point could be saved and read instead.
 
     Args:
         damage: called with the point's folder and a number in [0, 1); returns a description of what it did.
@@ -397,7 +401,7 @@ def _remove(point: Path, _: float) -> str:
 
 
 def flip_bit(path: Path, draw: float) -> tuple[int, int]:
-    """Flip one bit of the file; return the byte's offset and the bit's number."""
+    """Flip one bit of the file, and return the byte's offset and the bit's number."""
     size, mode = path.stat().st_size, path.stat().st_mode
     place, bit = int(draw * size), int(draw * 8191) % 8
     path.chmod(0o600)

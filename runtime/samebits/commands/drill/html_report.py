@@ -1,4 +1,4 @@
-"""A drill's report as one HTML file without scripts or other files, to keep or to mail.
+"""A drill's report as one self-contained HTML file without scripts, to keep or to mail.
 
 Every value is escaped as text, including text from a script, a log or a host's name.
 """
@@ -20,7 +20,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def html_of(told: Mapping[str, Any], lines: Sequence[str]) -> str:
-    """Return the file's content. ``lines`` are the report's lines for people, the verdict first."""
+    """Return the content of the file. ``lines`` are the report's lines for people, the verdict first."""
     verdict, *rest = lines
     faults = [
         (one["fault"], one["node"], one["step"], one["did"], "never" if (s := one["recovered_s"]) is None else f"{s:g}")

@@ -1,5 +1,5 @@
-"""The exception for a fault that this machine or the moment does not allow; it is reported, never counted as passed."""
+"""The exception for a fault that cannot be injected on this machine or at this moment."""
 
 
 class ImpossibleError(Exception):
-    """The fault was not injected; the text is the reason, for people."""
+    """The fault was not injected. The text is the reason, for people; it never counts as passed."""

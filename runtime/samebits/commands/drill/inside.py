@@ -3,10 +3,10 @@
 The drill copies this file into its folder as ``sitecustomize.py`` and puts that folder first on the job's PYTHONPATH.
 Python's own ``site`` loads it before the script, and it needs only the standard library.
 
-Faults that only the process itself can cause (wrong values, an exception, a held interpreter, exhausted memory) are
-triggered by the signal SIGRTMAX if there is an order beside this file. A signal handler runs in the main thread between
-two lines of the script, where such a fault would strike, and records each action before taking it. Every rank waits at
-the commit that the drill names, so that a fault strikes a script of any speed at the drawn step.
+Some faults can be caused only by the process itself: wrong values, an exception, a held interpreter, exhausted memory.
+They are triggered by the signal SIGRTMAX if there is an order beside this file. A signal handler runs in the main
+thread between two lines of the script, where such a fault would strike, and records each action before taking it. Every
+rank waits at the commit that the drill names, so that a fault strikes a script of any speed at the intended step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STATES = "samebits.training.state.base_state"
 
 
 def main() -> None:
-    """Listen for orders, and load the ``sitecustomize`` that this file hides."""
+    """Listen for orders, and load the ``sitecustomize`` module that this file hides."""
     signal.signal(signal.SIGRTMAX, _take)
     signal.siginterrupt(signal.SIGRTMAX, False)
     sys.meta_path.insert(0, _StatesFinder())
@@ -69,11 +69,11 @@ def _write(path: Path, text: str) -> None:
 
 
 class _StatesFinder:
-    """Makes commits wait once the module of states is imported, which happens only in workers."""
+    """Import hook that makes commits wait once the module of states is imported, which happens only in workers."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, _: ModuleType | None = None) -> Any:
-        """Find this one module as Python does; ignore all others."""
+        """Find this one module as Python does, and ignore all others."""
         if name != _STATES:
             return None
         spec: Any = importlib.machinery.PathFinder.find_spec(name, path)
@@ -88,7 +88,7 @@ class _StatesFinder:
 
 
 def _wait_at_commits(states: Any) -> None:
-    """Make the membership check at the end of every commit return only when the drill allows it."""
+    """Make the membership check at the end of every commit wait until the drill lets it return."""
     look = states.check_host_updates
     with (HERE / HOLD_FILE).open("rb") as file:
         asked = mmap.mmap(file.fileno(), STEP.size, access=mmap.ACCESS_READ)
@@ -122,14 +122,14 @@ def _tell_time(_: dict[str, Any]) -> None:
 
 
 def _hold(order: dict[str, Any]) -> None:
-    """Hold the interpreter with a C function called through PyDLL, which does not release the GIL (ctypes.PyDLL)."""
+    """Hold the GIL with a C function called through PyDLL, which does not release it (ctypes.PyDLL)."""
     seconds = int(order["seconds"])
     _did(f"held the interpreter for {seconds} s")
     ctypes.PyDLL(None).sleep(ctypes.c_uint(seconds))
 
 
 def _eat(order: dict[str, Any]) -> None:
-    """Allocate memory until none is left; the MemoryError, or the kernel's SIGKILL, is the fault."""
+    """Allocate memory until none is left. The MemoryError, or the kernel's SIGKILL, is the fault."""
     if order["limit"] == "RLIMIT_AS":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + LEFT_BYTES
@@ -141,7 +141,7 @@ def _eat(order: dict[str, Any]) -> None:
 
 
 def _raise(order: dict[str, Any]) -> None:
-    """Raise in the main thread: at once, or (``pending``) as another thread does with PyThreadState_SetAsyncExc."""
+    """Raise in the main thread, at once or (``pending``) asynchronously with PyThreadState_SetAsyncExc."""
     if not order["pending"]:
         _did("raised RuntimeError")
         raise RuntimeError("a fault of the drill")
@@ -157,7 +157,10 @@ def _hang(_: dict[str, Any]) -> None:
 
 
 def _drawn(order: dict[str, Any]) -> tuple[Any, str, Any]:
-    """Return torch, and the trained parameter that the order draws; None, and report it, if there is none."""
+    """Return torch, the name of the trained parameter that the order selects, and the parameter.
+
+    If there is none, report that and return None as the parameter.
+    """
     torch: Any = sys.modules.get("torch")
     found = [] if torch is None else _parameters(torch)
     if not found:
@@ -167,7 +170,7 @@ def _drawn(order: dict[str, Any]) -> tuple[Any, str, Any]:
 
 
 def _flip(order: dict[str, Any]) -> None:
-    """Flip one bit of a mantissa, as faulty memory might without being detected by the machine."""
+    """Flip one bit of a parameter's mantissa, as faulty memory might do unnoticed."""
     torch, name, parameter = _drawn(order)
     if parameter is None:
         return
@@ -185,13 +188,13 @@ def _flipped(torch: Any, tensor: Any, draw: float) -> str:
 
 
 def _memory(torch: Any, tensor: Any) -> Any:
-    """Return a second tensor over the same memory, so that neither a version nor the tensor itself reveals a write."""
+    """Return a second tensor over the same memory, so that a write does not change the version counter."""
     memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return memory.set_(tensor.untyped_storage(), tensor.storage_offset(), (tensor.numel(),))
 
 
 def _stale(order: dict[str, Any]) -> None:
-    """Reset one parameter to its present value once a step has changed it."""
+    """Set one parameter back to its present value after the next step has changed it."""
     torch, name, parameter = _drawn(order)
     if parameter is None:
         return
@@ -205,11 +208,11 @@ def _stale(order: dict[str, Any]) -> None:
         memory.copy_(old)
 
     threading.Thread(target=put_back, name="drill-stale", daemon=True).start()
-    _did(f"{name} returns to its value of this moment once a step has changed it")
+    _did(f"{name} is set back to its current value after the next step changes it")
 
 
 def _gradient(order: dict[str, Any]) -> None:
-    """Flip one bit of a gradient after it was reduced, immediately before the optimizer's next step."""
+    """Flip one bit of a gradient after it was reduced, just before the optimizer's next step."""
     torch: Any = sys.modules.get("torch")
     found = [] if torch is None else _objects(torch.optim.Optimizer)
     if not found:
@@ -228,7 +231,7 @@ def _gradient(order: dict[str, Any]) -> None:
 
 
 def _drift(_: dict[str, Any]) -> None:
-    """Change a setting on this rank alone: the learning rate."""
+    """Change the learning rate on this rank alone."""
     torch: Any = sys.modules.get("torch")
     groups = [] if torch is None else [group for one in _objects(torch.optim.Optimizer) for group in one.param_groups]
     for group in groups:
@@ -237,7 +240,7 @@ def _drift(_: dict[str, Any]) -> None:
 
 
 def _collective(_: dict[str, Any]) -> None:
-    """Enter a collective that no other rank enters."""
+    """Call a collective that no other rank calls."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_initialized():
         _did("")
@@ -247,7 +250,7 @@ def _collective(_: dict[str, Any]) -> None:
 
 
 def _unreduced(_: dict[str, Any]) -> None:
-    """Leave out the reduction of the gradients in one step of this rank."""
+    """Skip the reduction of the gradients in one step of this rank."""
     torch: Any = sys.modules.get("torch")
     found = [] if torch is None else _objects(torch.nn.parallel.DistributedDataParallel)
     for model in found:
@@ -270,7 +273,7 @@ def _objects(kind: Any) -> list[Any]:
 
 
 def _parameters(torch: Any) -> list[tuple[str, Any]]:
-    """Return the trained parameters of the module with the most of them, by name."""
+    """Return the trained parameters of the module with the most of them, with their names."""
     modules = _objects(torch.nn.Module)
     found = [[pair for pair in one.named_parameters() if _is_trained(pair[1])] for one in modules]
     return max(found, key=len, default=[])

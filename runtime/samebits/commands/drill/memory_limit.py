@@ -1,6 +1,6 @@
-"""Limit one worker's memory with its own control group if this user may create one, else with RLIMIT_AS.
+"""Limit one worker's memory with its own control group if this user may create one, otherwise with RLIMIT_AS.
 
-Control groups of version 2 (the kernel's ``admin-guide/cgroup-v2``) are folders, whose files show whether a group can
+Control groups of version 2 (the kernel's ``admin-guide/cgroup-v2``) are folders. Their files show whether a group can
 be created and whether it counts memory.
 """
 
@@ -15,7 +15,7 @@ LEFT_BYTES = 64 << 20
 
 
 class MemoryLimit:
-    """A limit for one process.
+    """A memory limit for one process.
 
     Args:
         pid: the process.
@@ -49,7 +49,7 @@ class MemoryLimit:
 
 
 def group_above(pid: int, proc: Path = Path("/proc")) -> Path | None:
-    """Return the group in which a group that limits this process's memory can be created, or None."""
+    """Return the control group below which a group for this process can be created, or None."""
     try:
         rows = [line.split() for line in (proc / "self/mounts").read_text().splitlines()]
         own = next(line for line in (proc / f"{pid}/cgroup").read_text().splitlines() if line.startswith("0::/"))

@@ -1,7 +1,7 @@
 """Send orders to a drill's processes: to cause a fault in themselves, or to wait at a commit.
 
 ``inside`` carries them out. An order is a file and a signal. The signal is sent only if the kernel reports a handler
-for it in the process, since it would end any other process. The commit at which ranks wait is a number in shared
+for it in the process, because it would end any other process. The commit at which ranks wait is a number in shared
 memory.
 """
 
@@ -26,7 +26,7 @@ _LOOK_S = 0.02
 
 
 class DrillOrders:
-    """Orders to the processes of one job, through a folder created here that comes first on their PYTHONPATH."""
+    """Sends orders to the processes of one job, through a folder that comes first on their PYTHONPATH."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,11 +38,11 @@ class DrillOrders:
             self._hold = mmap.mmap(file.fileno(), inside.STEP.size)
 
     def hold_at(self, step: int) -> None:
-        """Make every rank wait at its first commit from ``step`` on, and release those that wait; 0: no rank waits."""
+        """Make every rank wait at its first commit from ``step`` on; 0: release all ranks."""
         self._hold[:] = inside.STEP.pack(step)
 
     def held(self, pids: Iterable[int]) -> dict[int, int]:
-        """Return the processes among these that wait, each with the step that it has committed."""
+        """Return those of these processes that wait, with the step that each has committed."""
         found: dict[int, int] = {}
         for pid in pids:
             try:
@@ -54,7 +54,7 @@ class DrillOrders:
         return found
 
     def give(self, identity: ProcessIdentity, do: str, **more: object) -> str:
-        """Order a process to cause a fault; return its report, which it may write before the fault is complete.
+        """Order a process to cause a fault. Return its report, which may be written before the fault is complete.
 
         Raises:
             ImpossibleError: the process does not listen, or reports nothing.
@@ -62,7 +62,9 @@ class DrillOrders:
         order = self.folder / f"order-{identity.pid}.json"
         answer = self.folder / f"did-{identity.pid}.txt"
         if not _handles(identity.pid, signal.SIGRTMAX):
-            raise ImpossibleError(f"{identity} does not listen to the drill (it was not started with its PYTHONPATH)")
+            raise ImpossibleError(
+                f"{identity} takes no orders from the drill (it was started without the drill's PYTHONPATH)"
+            )
         answer.unlink(missing_ok=True)
         durable.replace_note(order, json.dumps({"do": do, **more}).encode())
         try:

@@ -1,4 +1,4 @@
-"""The outcome of one job of a drill: the injected faults, those that could not be injected, and the job's end."""
+"""The result of one job of a drill: injected faults, faults that could not be injected, and how the job ended."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Injected:
 
 @dataclass(frozen=True, slots=True)
 class NotInjected:
-    """A planned fault that was not injected, and why."""
+    """A planned fault that was not injected, and the reason."""
 
     fault: DrillFault
     why: str
@@ -54,10 +54,10 @@ class NotInjected:
 
 @dataclass(slots=True)
 class DrillOutcome:
-    """How a job of the drill went; ``problem`` is empty if it finished.
+    """How one job of the drill went. ``problem`` is empty if it finished.
 
-    ``damaged`` are checkpoints in which the drill changed a bit. ``said`` has the workers' warnings. ``seen_s`` is the
-    time from the first to the last event by the drill's own clock (None: there was no event). ``retaken`` is the
+    ``damaged`` are checkpoints in which the drill has changed a bit. ``said`` has the workers' warnings. ``seen_s`` is
+    the time from the first to the last event by the drill's own clock (None: there was no event). ``retaken`` is the
     message about a step whose result differed when the step was repeated.
     """
 
@@ -73,7 +73,7 @@ class DrillOutcome:
 
     @property
     def last_step(self) -> int:
-        """The step at which the job ended; 0 if it committed none."""
+        """The step at which the job ended, or 0 if it committed none."""
         return max((event.step for event in self.events), default=0)
 
     def add(self, one: Injected | NotInjected) -> None:

@@ -1,8 +1,8 @@
 """A proxy on loopback between the scheduler and its job, which can be cut for one process.
 
-The scheduler listens on a different loopback address (SCHED_BIND) than that in SCHED_HOST, and the proxy passes bytes
-between the two. A cut connection passes nothing and is not closed, as in a network that drops every packet. The proxy
-needs no privileges and does not affect the ranks' own connections.
+The scheduler listens on a different loopback address (SCHED_BIND) than the one in SCHED_HOST, and the proxy forwards
+bytes between the two. A cut connection forwards nothing and stays open, as in a network that drops every packet. The
+proxy needs no privileges and does not affect the ranks' own connections.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _MAPPED = "0000000000000000FFFF0000" if sys.byteorder == "little" else "00000000
 
 
 class PortForward:
-    """Forwards between ``OUTSIDE`` and ``INSIDE`` on one port, while something listens inside.
+    """Forwards one port from ``OUTSIDE`` to ``INSIDE`` while something listens inside.
 
-    While nothing listens inside, the proxy does not listen either, so that a check for a scheduler gets a true answer.
+    Otherwise the proxy does not listen either, so that a check for a scheduler gets a correct answer.
     """
 
     def __init__(self, port: int) -> None:
@@ -36,7 +36,7 @@ class PortForward:
         self._thread.start()
 
     def cut(self, pid: int) -> int:
-        """Stop forwarding to and from this process; return how many of its open connections are cut."""
+        """Stop forwarding to and from this process, and return how many of its open connections are cut."""
         with self._lock:
             self._cut.add(pid)
             ports = _ports_of(pid, self._port)
@@ -46,7 +46,7 @@ class PortForward:
             return len(cut)
 
     def mend(self) -> None:
-        """Forward everything again, beginning with the bytes that were held back."""
+        """Forward everything again, starting with the bytes that were held back."""
         with self._lock:
             self._cut.clear()
             for flows in self._open.values():
@@ -159,7 +159,7 @@ def _is_listening(address: str, port: int) -> bool:
 
 
 def _ports_of(pid: int, port: int) -> set[int]:
-    """Return the local ports from which this process is connected to ``OUTSIDE``."""
+    """Return the local ports from which this process has connected to ``OUTSIDE``."""
     inodes = set()
     with contextlib.suppress(OSError):
         for entry in Path(f"/proc/{pid}/fd").iterdir():

@@ -1,7 +1,7 @@
-"""Draw a drill's faults, their steps and their targets from a seed, so that a drill can be repeated.
+"""Choose a drill's faults, their steps and their targets from a seed, so that a drill can be repeated.
 
-A step is drawn as a share of the undisturbed job's steps, and a target as a number, because neither the job's length
-nor its members at that step are known in advance.
+A step is chosen as a fraction of the undisturbed job's steps, and a target as a number, because neither the job's
+length nor its members at that step are known in advance.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from samebits.errors import UsageError
 
 
 class AwaitedEvent(enum.Enum):
-    """The change that a job's events must show after a fault before the next fault is due."""
+    """What a job's events must show after a fault before the next fault is due."""
 
     LOSS = "a member is lost"
     TERM = "a scheduler starts"
@@ -64,12 +64,15 @@ class DrillFault(enum.StrEnum):
 
     @property
     def notice(self) -> AwaitedEvent:
-        """The events that show that the job has met the fault."""
+        """The events that show that the job has been affected by the fault."""
         return _FAULTS[self][1]
 
     @property
     def needs_steps(self) -> bool:
-        """Return whether the job meets the fault only in later steps, where no rank may wait for the next fault."""
+        """Whether the fault affects the job only in later steps.
+
+        No rank may then wait for the next fault before these steps.
+        """
         return self in _MET_LATER
 
 
@@ -124,9 +127,10 @@ _MET_LATER = {DrillFault.DISK_FULL, DrillFault.DISK_ERROR, DrillFault.DESYNC} | 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A fault due after the fraction ``share`` of the job's steps, on the member that ``draw`` selects, both in [0, 1).
+    """A fault that is due after the fraction ``share`` of the job's steps.
 
-    It occurs within the next step, after the fraction ``moment`` of an average step's time.
+    ``draw`` selects the member; both are in [0, 1). The fault occurs within the next step, after the fraction
+    ``moment`` of an average step's time.
     """
 
     fault: DrillFault
@@ -140,7 +144,7 @@ class Planned:
 
 
 def faults_of(text: str) -> list[DrillFault]:
-    """Return the faults in a list such as ``kill,stop``.
+    """Parse a list of faults such as ``kill,stop``.
 
     Raises:
         UsageError: a name is not a fault.
@@ -153,7 +157,7 @@ def faults_of(text: str) -> list[DrillFault]:
 
 
 def drawn(faults: Sequence[DrillFault], count: int, seed: int) -> list[Planned]:
-    """Draw ``count`` faults, each kind equally often, spread over the job in an order drawn from the seed."""
+    """Choose ``count`` faults, each kind equally often, spread over the job in an order that depends on the seed."""
     rng = random.Random(seed)
     kinds = [faults[number % len(faults)] for number in range(count)]
     rng.shuffle(kinds)
@@ -164,7 +168,7 @@ def drawn(faults: Sequence[DrillFault], count: int, seed: int) -> list[Planned]:
 
 
 def steps_of(plan: Sequence[Planned], last_step: int) -> list[int]:
-    """Return each fault's step in a job that ends at ``last_step``: increasing, with at least one step left after it.
+    """Return each fault's step in a job that ends at ``last_step``: increasing, and all before the last step.
 
     Raises:
         UsageError: the job is too short for this many faults.
@@ -183,6 +187,6 @@ def steps_of(plan: Sequence[Planned], last_step: int) -> list[int]:
 
 
 def host_of(members: Sequence[str], draw: float) -> list[str]:
-    """Return the members that stand for one host: the first or the second half."""
+    """Return the members that represent one host: the first or the second half."""
     half = (len(members) + 1) // 2
     return list(members[:half] if draw < 0.5 or len(members) == 1 else members[half:])

@@ -1,6 +1,6 @@
 """Build the library that a drill preloads into its job (``libc_faults.c``), and switch its faults on and off.
 
-The job's processes share one mapped file. A switch is one write to it, which all of them see at their next call.
+The job's processes share one mapped file. Writing to it switches a fault for all of them at their next call.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Preloaded:
 
     @property
     def refused(self) -> int:
-        """Return how many calls were refused so far."""
+        """Return how many calls have failed on purpose so far."""
         return int(_NUMBERS.unpack_from(self._memory)[2])
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Run one job of a drill: start it, disturb it, and restart it, each as a user would.
+"""Run one job of a drill: start it, inject faults, and restart it, each as a user would.
 
-Every rank waits at the commit that was drawn for a fault. Then the ranks may run up to the next commit, and the fault
+Every rank waits at the commit that was chosen for a fault. Then the ranks may run up to the next commit, and the fault
 strikes on the way there, as it would without a drill: between two lines of a step. A fault is over when the job's
-events show that the job trains again. No fault is timed by a clock, so a job of any length and speed meets all of them.
+events show that the job trains again. No fault is timed by a clock, so a drill works for jobs of any length and speed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OF_A_LINE = re.compile(r"^\S+ \S+ samebits worker [^:\n]+: ([\w./-]+\.py:\d+: .
 
 
 class EventsFileWatch:
-    """Measures how long a job lasts by the drill's own clock, from its first event on disk to its last.
+    """Measures a job's duration by the drill's own clock, from its first to its last event on disk.
 
     The job's account is checked against a time that does not come from its events, so a thread watches the events file
     of this folder until it is closed.
@@ -82,7 +82,7 @@ class EventsFileWatch:
 
 
 class Rehearsal:
-    """One job in its own folder.
+    """One job of the drill in its own folder.
 
     Args:
         folder: the job's folder, created here.
@@ -112,7 +112,7 @@ class Rehearsal:
         self._damaged: set[Path] = set()
 
     def run(self, plan: Sequence[Planned] = (), steps: Sequence[int] = (), step_s: float = 0.0) -> DrillOutcome:
-        """Start the job, inject the faults at these steps, and wait for its end; end processes that still run then.
+        """Start the job, inject the faults at these steps, and wait for its end; then end remaining processes.
 
         Args:
             step_s: approximate duration of a step, in seconds.
@@ -173,7 +173,7 @@ class Rehearsal:
         )
 
     def _wait(self, done: Callable[[list[JobEvent]], bool]) -> bool:
-        """Wait until ``done(events)``; return False if the job is over, or nothing happens any more."""
+        """Wait until ``done(events)``. Return False if the job is over, or nothing happens any more."""
         seen, deadline = 0, time.monotonic() + PATIENCE_S
         while True:
             events = self._events()
@@ -194,7 +194,7 @@ class Rehearsal:
             self._tools.orders.hold_at(step)
 
     def _held_at(self) -> int:
-        """Return the step at which every member waits; 0 while any of them does not."""
+        """Return the step at which every member waits, or 0 if any of them does not."""
         running = self._running()
         pids = {running[name].pid for name in self._slots(running)}
         orders = self._tools.orders
@@ -251,9 +251,9 @@ class Rehearsal:
             )
 
     def _revive(self) -> None:
-        """Restart lost processes, if no follower does so by itself.
+        """Restart lost processes if no follower does so by itself.
 
-        A follower that still starts them is not disturbed: on a busy machine its imports alone may take long.
+        A follower that is still starting them is left alone: on a busy machine, its imports alone may take long.
         """
         now, running = time.monotonic(), self._running()
         is_followed = any(one.poll() is None for one in self._followers)
@@ -283,7 +283,7 @@ class Rehearsal:
     # ---- faults
 
     def _scene(self, planned: Planned, next_step: int) -> FaultContext | None:
-        """Return the job as the fault meets it; None if no rank trains."""
+        """Return the job's current members and events for a fault, or None if no rank trains."""
         running = self._running()
         slots = self._slots(running)
         kept = job_spec.read(self._folder / "device")
@@ -308,7 +308,7 @@ class Rehearsal:
         )
 
     def _inject(self, planned: Planned, next_step: int, step_s: float) -> Injected | NotInjected:
-        """Inject the fault while all ranks wait, wait until they train again, and hold them at ``next_step``."""
+        """Inject the fault while all ranks wait, wait until they train again, and stop them at ``next_step``."""
         try:
             return self._inject_after(self._held_at(), planned, next_step, step_s)
         finally:
@@ -339,7 +339,7 @@ class Rehearsal:
         return given
 
     def _bring_back(self) -> bool:
-        """Wait until the job trains again; if it ended with its cause, restart it with ``recover`` as a user would."""
+        """Wait until the job trains again. If the fault ended it, restart it with ``recover`` as a user would."""
         if self._wait(lambda found: trains_since(found) is not None):
             return True
         events = self._events()
@@ -382,14 +382,14 @@ def trains_since(events: Sequence[JobEvent]) -> float | None:
 
 
 def _stops_training(event: JobEvent) -> bool:
-    """Return whether some rank does not train from this event until the next in which every member trains."""
+    """Return whether training stops at this event, until the next event in which every member trains."""
     is_loss = event.kind is EventKind.LOST and not event.more.get("spare")
     is_round = event.kind is EventKind.ROUND and not event.more.get("gently")
     return is_loss or is_round or event.kind in (EventKind.GENERATION, EventKind.INTERRUPTED)
 
 
 def _is_noticed(notice: AwaitedEvent, before: Sequence[JobEvent], events: Sequence[JobEvent]) -> bool:
-    """Return whether the events since ``before`` show that the job has met such a fault and trains again."""
+    """Return whether the events since ``before`` show that the fault affected the job and that it trains again."""
     grown = {kind for kind in EventKind if _count(events, kind) > _count(before, kind)}
     match notice:
         case AwaitedEvent.END:
@@ -409,7 +409,7 @@ def _count(events: Sequence[JobEvent], kind: EventKind) -> int:
 
 
 def warnings_in(log_dir: Path) -> list[str]:
-    """Return each warning about a line of the script (``train.py:46: …``) in the workers' logs, once."""
+    """Return each warning with a line of the script (``train.py:46: …``) in the workers' logs, without repetitions."""
     found: dict[str, None] = {}
     for log in sorted(log_dir.glob("worker_*.log")):
         for text in _OF_A_LINE.findall(log.read_text(errors="replace")):
@@ -418,7 +418,7 @@ def warnings_in(log_dir: Path) -> list[str]:
 
 
 def free_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables that name another job's place."""
+    """Return the environment without variables that point to another job."""
     names = ("ROLE", "NODE_ID", "RECOVERY_PATH", "LOG_DIR", "CHECKPOINT_PATH", "SCHED_PORT", "SCHED_HOST", "JOB_NAME")
     drop = {prefix + name for name in names for prefix in ("", "MS_")}
     return {**{name: text for name, text in environ.items() if name not in drop}, "PYTHONPATH": _python_path(environ)}

@@ -1,4 +1,4 @@
-"""``run --check``: find out whether a script would recover exactly, without training it and without killing a process.
+"""``run --check``: find out whether a script would recover exactly, without killing a process.
 
 The script runs as a separate job in separate folders. Its workers compute some steps twice and record the results
 (``training.run.retaken_steps``). New processes then repeat the last steps (``training.run.restarted_steps``).
@@ -57,7 +57,7 @@ _SETTINGS = {
 
 
 def main(words: Sequence[str], request: RunRequest) -> int:
-    """Check the script that these words name.
+    """Check the script in this command line.
 
     Returns:
         0 if every repeated step gave an equal result; the job's own exit code if it ended before that.
@@ -70,8 +70,8 @@ def main(words: Sequence[str], request: RunRequest) -> int:
     require_script(request)
     folder = Path(tempfile.mkdtemp(prefix="samebits-check-"))
     say(
-        f"checking {request.script} in a separate job in {folder}: whatever it prints, writes elsewhere or sends to a "
-        "tracker takes effect as in any job"
+        f"checking {request.script} in a separate job in {folder}. Output, files written elsewhere and data sent "
+        "to a tracker are real, as in any job"
     )
     code = 1
     try:
@@ -117,11 +117,11 @@ def _check(words: Sequence[str], request: RunRequest, folder: Path) -> int:
     if not report.equal:
         why = "; ".join(report.skipped) or "the script ended before its fifth commit"
         fix = "`samebits drill` kills such a job and compares the bits" if report.skipped else "let it train longer"
-        raise HiddenStateError(f"no step could be taken twice, so there is no result: {why}. Fix: {fix}")
+        raise HiddenStateError(f"no step could be run twice, so there is no result: {why}. Fix: {fix}")
     for skipped in report.skipped:
         say(f"not compared: {skipped}")
     print(
-        f"check passed: {_counted(report)}; in steps 1 to {report.steps}, nothing was seen to change that a recovery "
+        f"check passed: {_counted(report)}; in steps 1 to {report.steps}, no change was seen that a recovery "
         "would lose",
         flush=True,
     )
@@ -129,7 +129,7 @@ def _check(words: Sequence[str], request: RunRequest, folder: Path) -> int:
 
 
 def _wait_for_end(job: subprocess.Popen[bytes], signals: Signals, log_dir: Path) -> None:
-    """Return when the job has ended, nothing is left to compare, the script takes too long, or a signal has arrived."""
+    """Wait until the job ends, nothing is left to compare, the script takes too long, or a signal arrives."""
     ended, until_s = os.pidfd_open(job.pid), math.inf
     try:
         while not (signals.caught or (report := read_report(log_dir)).is_over) and time.monotonic() < until_s:
@@ -142,7 +142,7 @@ def _wait_for_end(job: subprocess.Popen[bytes], signals: Signals, log_dir: Path)
 
 
 def _cause(folder: Path, output: Path) -> str:
-    """Return why the check's job ended: the last entry of its history, else its follower's last line."""
+    """Return why the check's job ended: the last entry of its history, or its follower's last line."""
     with contextlib.suppress(StoreError):
         for event in reversed(read_events(folder / "recovery")):
             if event.kind is EventKind.INTERRUPTED:
@@ -162,7 +162,7 @@ def _listed(steps: Sequence[int]) -> str:
 
 
 def words_of_job(words: Sequence[str], request: RunRequest) -> list[str]:
-    """Return the words of ``samebits run`` without --check, and with a free port."""
+    """Return the arguments of ``samebits run`` without --check, with a free port."""
     own = len(words) - len(request.args)
     return ["--sched-port", str(free_port()), *(one for one in words[:own] if one != "--check"), *words[own:]]
 

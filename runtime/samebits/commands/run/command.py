@@ -1,6 +1,6 @@
-"""``samebits run``: start a job on this machine, or this host's share of one, and follow it to its end.
+"""``samebits run``: start a job on this machine, or this host's part of one, and follow it to its end.
 
-Nothing is started before everything is checked. Requests to stop are handled from the first process on, so that no
+Everything is checked before anything is started. Requests to stop are handled from the first process on, so that no
 started process is left behind.
 """
 
@@ -99,7 +99,7 @@ def _less_on(words: Sequence[str]) -> list[str]:
 
 
 def _names(ready: PreparedJob, *, has_spares: bool = True) -> list[str]:
-    """Return the names to start here, the scheduler last."""
+    """Return the names of the processes to start here, with the scheduler last."""
     nodes = ready.start.nodes if ready.start.nodes is not None else job_spec.first_nodes(ready.settings)
     if not has_spares:
         nodes = nodes[: ready.settings.worker_num]
@@ -107,7 +107,7 @@ def _names(ready: PreparedJob, *, has_spares: bool = True) -> list[str]:
 
 
 def _shown(ready: PreparedJob, request: RunRequest) -> list[str]:
-    """Return the workers whose log lines are shown, by local rank."""
+    """Return the workers whose log lines are shown, with their local ranks."""
     workers = [name for name in _names(ready) if name != SCHEDULER]
     return [name for local_rank, name in enumerate(workers) if request.tee.has(local_rank)]
 
@@ -131,7 +131,7 @@ def _program(ready: PreparedJob) -> Program:
 
 
 def _start(ready: PreparedJob, *, has_spares: bool) -> None:
-    """Start all processes, the scheduler last; if that fails, end those that were started."""
+    """Start all processes, the scheduler last. If that fails, end those that were started."""
     started: list[ProcessIdentity] = []
     program, log_dir = _program(ready), ready.settings.log_dir
     with reserved(log_dir, _names(ready, has_spares=has_spares)) as berths:

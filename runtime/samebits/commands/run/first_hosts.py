@@ -1,4 +1,4 @@
-"""Begin a job whose hosts are discovered: wait for enough hosts, or follow the job if it already runs.
+"""Start a job whose hosts are discovered: wait for enough hosts, or follow the job if it is already running.
 
 A job begins as soon as there are enough hosts. Later hosts join at a commit.
 """
@@ -25,7 +25,7 @@ from samebits.scheduler_hosts import addresses_in
 
 
 def running_job(request: RunRequest) -> tuple[Path, JobSpec] | None:
-    """Return the requested job if it already runs and its hosts are discovered, else None."""
+    """Return the requested job if it is already running and its hosts are discovered, otherwise None."""
     settings = _settings(request)
     if settings.host_discovery_script is None or request.fresh or request.dry_run:
         return None
@@ -41,7 +41,7 @@ def running_job(request: RunRequest) -> tuple[Path, JobSpec] | None:
 
 
 def placed(request: RunRequest) -> RunRequest:
-    """Return the request with the workers and hosts that the discovery script gives; unchanged without a script.
+    """Return the request with the workers and hosts from the discovery script, or unchanged without a script.
 
     Waits until there are hosts for MIN_WORKER_NUM workers, for at most TOPO_TIMEOUT.
 
@@ -75,7 +75,7 @@ def placed(request: RunRequest) -> RunRequest:
 
 
 def _is_own(settings: Settings) -> bool:
-    """Return whether only this machine reaches the scheduler; False for addresses in a file."""
+    """Return whether only this machine can reach the scheduler. False for addresses in a file."""
     named = addresses_in(settings.sched_host, settings.sched_port)
     return bool(named) and all(config.is_loopback(one.host) for one in named)
 
@@ -111,7 +111,7 @@ def _first_hosts(settings: Settings) -> list[tuple[str, str]]:
 
 
 def _settings(request: RunRequest) -> Settings:
-    """Return the settings that are known before the number of workers is."""
+    """Return the settings that are known before the number of workers is known."""
     everything = {**config.whole_environment(), **request.environment}
     for name in ("ROLE", "MS_ROLE", "NODE_ID", "MS_NODE_ID"):
         everything.pop(name, None)

@@ -1,7 +1,7 @@
 """The options of ``samebits run``: torchrun's where they exist, and SameBits' own.
 
-An option sets an environment variable. Options override the environment, which overrides torchrun's PET_* variables,
-which override the defaults; every process gets the result.
+Each option sets an environment variable. Options take precedence over the environment, then torchrun's PET_* variables,
+then the defaults. Every process gets the result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ All other settings are environment variables (samebits explain variables). torch
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """The selected streams of local workers: by local rank, or for all under None. 1 is stdout, 2 stderr, 3 both.
+    """The streams of local workers to show, by local rank, or for all under None: 1 is stdout, 2 stderr, 3 both.
 
     Both streams of a worker go to one log here, so selecting either selects that log.
     """
@@ -64,13 +64,13 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WRONG_WORDS, f"{self.prog}: {message}\n")
 
     def _meant(self, typed: str) -> str | None:
-        """Return the option that this word was probably meant to be."""
+        """Return the option that the user probably meant by this word, or None."""
         shown = [one for one in self._actions if one.help != argparse.SUPPRESS]
         return near_name(typed.partition("=")[0], [name for one in shown for name in one.option_strings])
 
 
 def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Return the parser; torchrun's variables (PET_*) in ``environ`` are the defaults of their options."""
+    """Return the parser. torchrun's variables (PET_*) in ``environ`` are the defaults of their options."""
 
     def pet(name: str, otherwise: str | None = None) -> str | None:
         return environ.get(f"PET_{name}") or otherwise
@@ -315,7 +315,9 @@ def _streams(text: str) -> Streams:
     for part in text.split(","):
         found = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-3])", part.strip())
         if found is None:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected 0 to 3, or RANK:0 to 3 for some, as in 0:3,1:1")
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: expected a number from 0 to 3 for all ranks, or RANK:NUMBER for some, as in 0:3,1:1"
+            )
         of[None if found[1] is None else int(found[1])] = int(found[2])
     return Streams(of)
 
@@ -333,7 +335,7 @@ def _signals(text: str) -> tuple[signal.Signals, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A user's request to ``run``.
+    """What a user asks ``samebits run`` to do.
 
     Attributes:
         way, script, args: the command of a worker.
@@ -369,7 +371,7 @@ class RunRequest:
 
 
 def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | None = None) -> RunRequest:
-    """Return the request that these words make in this environment; exit with a message and status 2 if invalid.
+    """Parse a command line in this environment. If it is invalid, print a message and exit with status 2.
 
     Args:
         devices: number of accelerators on this machine; None: detect it.
@@ -425,9 +427,8 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         if given.value("HOST_LAUNCH") or options.host_rest:
             what = "--launch" if options.launch else "--host-rest" if options.host_rest else "HOST_LAUNCH"
             parser.error(
-                f"{what}: this applies only to hosts that a script names, and no script is set. Fix: "
-                "--host-discovery-script "
-                f"./hosts.sh, or leave {what} out"
+                f"{what} applies only to hosts that a discovery script prints, and no script is set. Fix: "
+                f"--host-discovery-script ./hosts.sh, or leave {what} out"
             )
         per_node = _workers_per_node(parser, options.workers, given, nodes_most, devices)
     if per_node is not None:
@@ -472,7 +473,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
 
 
 def _may_add_spare(given: _Given, devices: int | None) -> bool:
-    """Return whether a spare would cost only memory, and no setting gives the number of spares."""
+    """Return whether a spare would cost only memory, and no setting specifies the number of spares."""
     decided = (given.value(name) for name in ("SPARE_NUM", "HOST_DISCOVERY_SCRIPT", "PLAIN"))
     is_restarted = given.value("ENABLE_RECOVERY") == "1" and given.value("MAX_RESTARTS") != "0"
     has_peers = _number(given.value("WORKER_NUM")) > 1
@@ -480,7 +481,7 @@ def _may_add_spare(given: _Given, devices: int | None) -> bool:
 
 
 def _has_devices(given: _Given, devices: int | None) -> bool:
-    """Return whether the ranks may train on accelerators, of which a spare would need its own."""
+    """Return whether ranks may train on accelerators, in which case a spare needs its own."""
     named = given.value("DEVICE")
     return named not in ("", "cpu") or (
         not named and bool(usable(given.merged(), device_files() if devices is None else devices))
@@ -488,7 +489,7 @@ def _has_devices(given: _Given, devices: int | None) -> bool:
 
 
 def _require_checkable(parser: argparse.ArgumentParser, options: argparse.Namespace, hosts: int, given: _Given) -> None:
-    """Exit with a message if these words ask for anything that a check cannot do: it runs one job, on this host."""
+    """Exit with a message if the options ask for what a check cannot do: it runs one job, on this host."""
     has_hosts = hosts > 1 or given.value("HOST_DISCOVERY_SCRIPT") or options.host_discovery_script
     refused = {
         "--plain": options.plain,
@@ -505,7 +506,7 @@ def _require_checkable(parser: argparse.ArgumentParser, options: argparse.Namesp
 
 
 def _require_on_ray(parser: argparse.ArgumentParser, options: argparse.Namespace, given: _Given) -> None:
-    """Exit with a message if these words set what the Ray cluster decides."""
+    """Exit with a message if an option sets what the Ray cluster decides."""
     refused = {
         "--detach": options.detach,
         "--dry-run": options.dry_run,
@@ -525,7 +526,7 @@ HOROVOD_WAIT_S = "600"
 
 
 def _take_horovods(parser: argparse.ArgumentParser, options: argparse.Namespace, given: _Given) -> None:
-    """Translate horovodrun's words, including `python` before the script, into SameBits' own."""
+    """Translate horovodrun's options, and `python` before the script, to SameBits' own."""
     if options.processes is None:
         if options.min_np is not None or options.max_np is not None:
             parser.error("--min-np and --max-np need -np, the number of workers, as with horovodrun")
@@ -555,7 +556,7 @@ def _take_horovods(parser: argparse.ArgumentParser, options: argparse.Namespace,
 
 
 def _take_share(options: argparse.Namespace, share: SlurmStepOptions, given: _Given) -> None:
-    """Apply Slurm's description of this host, unless the words or the environment set the same."""
+    """Apply Slurm's description of this host, unless options or the environment set the same."""
     if options.nnodes is None:
         options.nnodes = (share.hosts, share.hosts)
     if options.node_rank is None:
@@ -573,14 +574,14 @@ def _take_share(options: argparse.Namespace, share: SlurmStepOptions, given: _Gi
 
 
 def nodes_of_host(node_rank: int, hosts: int, per_host: int, spares: int) -> tuple[str, ...]:
-    """Return the node ids that one of ``hosts`` equal hosts starts: its block of workers, and its spares."""
+    """Return the node IDs that one of several equal hosts starts: its block of workers, and its spares."""
     first_spare = hosts * per_host
     workers = range(node_rank * per_host, (node_rank + 1) * per_host)
     return tuple(map(str, (*workers, *range(first_spare + node_rank, first_spare + spares, hosts))))
 
 
 def _endpoint(parser: argparse.ArgumentParser, text: str | None) -> tuple[str, str]:
-    """Return host and port of torchrun's ``HOST[:PORT]``, IPv6 in brackets; empty if not given (port 0: any port)."""
+    """Parse torchrun's ``HOST[:PORT]``, with IPv6 in brackets. Port 0 means any; both are empty if not given."""
     if not text:
         return "", ""
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", text)
@@ -590,7 +591,7 @@ def _endpoint(parser: argparse.ArgumentParser, text: str | None) -> tuple[str, s
 
 
 class _Given:
-    """The current environment, and the settings that the processes get in addition."""
+    """The current environment, and the settings that the processes get in addition to it."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -600,11 +601,11 @@ class _Given:
         self.said[name] = value
 
     def value(self, name: str) -> str:
-        """Return a variable of SameBits, also under MindSpore's prefix; empty if it is not set."""
+        """Return a variable of SameBits, also under MindSpore's prefix, or "" if it is not set."""
         return self.said.get(name) or self._environ.get(name) or self._environ.get(f"MS_{name}") or ""
 
     def foreign(self, name: str) -> str:
-        """Return another tool's variable; empty if it is not set."""
+        """Return a variable of another tool, or "" if it is not set."""
         return self._environ.get(name, "")
 
     def default(self, name: str, value: str, *, is_ours: bool = True) -> None:
@@ -619,7 +620,10 @@ class _Given:
 def _take_bounds(
     parser: argparse.ArgumentParser, options: argparse.Namespace, given: _Given, devices: int | None
 ) -> None:
-    """Set the bounds on the number of workers if hosts are discovered; the script gives the initial number."""
+    """Set the limits of the number of workers if hosts are discovered.
+
+    The discovery script determines the initial number.
+    """
     if options.node_rank:
         parser.error("--node-rank: with --host-discovery-script this command starts the workers of all hosts")
     if _number(given.value("SPARE_NUM")):
@@ -642,7 +646,7 @@ def _take_bounds(
 def _workers_per_node(
     parser: argparse.ArgumentParser, asked: str | None, given: _Given, hosts: int, devices: int | None
 ) -> int | None:
-    """Return how many workers a host starts; None if the environment gives the job's total."""
+    """Return how many workers each host starts, or None if the environment gives the job's total."""
     if asked is None and given.value("WORKER_NUM"):
         total = _number(given.value("WORKER_NUM"))
         if hosts > 1 and total % hosts:
@@ -672,7 +676,7 @@ def _number(text: str) -> int:
 
 
 def _shown(tee: Streams, ranks: frozenset[int] | None) -> Streams:
-    """Return ``tee`` restricted to the ranks of a filter; a filter alone selects these ranks' streams."""
+    """Restrict ``tee`` to the ranks of a filter. A filter without ``tee`` selects these ranks' streams."""
     if ranks is None:
         return tee
     return Streams({None: 0, **{rank: tee.of.get(rank, tee.of.get(None, 0)) or 3 for rank in ranks}})

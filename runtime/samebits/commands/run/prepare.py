@@ -63,7 +63,7 @@ NAMED = 6
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """The job that was started last with this log folder, if its recovery path is a different one."""
+    """The job that was last started with this log folder, if it has a different recovery path."""
 
     name: str
     recovery_path: Path
@@ -126,7 +126,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """The actions before the start: the moves in this order, and the reason."""
+    """What must be done before the start: files to move aside, in this order, and why."""
 
     moves: tuple[Move, ...] = ()
     why: tuple[str, ...] = ()
@@ -172,7 +172,10 @@ def _refuse_running(found: StartConditions) -> None:
 
 
 def _plan_former(found: StartConditions, *, fresh: bool) -> StartPlan:
-    """Plan for another job's log folder: while that job is unfinished, its job spec must not be lost."""
+    """Plan for a log folder that belongs to another job.
+
+    While that job is unfinished, its job spec must not be lost.
+    """
     former = found.former
     if former is None or former.view is None or former.view.job_finished:
         return StartPlan()
@@ -187,7 +190,10 @@ def _plan_former(found: StartConditions, *, fresh: bool) -> StartPlan:
 
 
 def _plan_recovery(found: StartConditions, *, fresh: bool) -> StartPlan:
-    """Plan the folders to move aside, the journal's first, so that an interrupted move can be continued."""
+    """Plan which folders to move aside.
+
+    The journal's folder comes first, so that an interrupted move can be continued.
+    """
     view = found.view
     if view is None and not found.damage:
         return StartPlan()
@@ -238,12 +244,12 @@ def _plan_checkpoints(found: StartConditions, *, fresh: bool) -> StartPlan:
 
 
 def _plan_log(found: StartConditions) -> StartPlan:
-    """Plan for the logs, which stay and are appended to; only their owner changes."""
+    """Plan for the logs, which are kept and appended to; only their owner changes."""
     return StartPlan((Move(found.log_dir / OWNER_FILE, found.log_job),)) if found.log_job else StartPlan()
 
 
 def _never_began(found: StartConditions, view: JobView) -> bool:
-    """Return whether there is nothing to recover: the script failed or was stopped before its first step."""
+    """Return whether there is nothing to recover, because the script ended before its first step."""
     if view.step or found.newest_step:
         return False
     # The last step is known if it was recorded at the end; points may be on other hosts on which the job had workers.
@@ -288,9 +294,9 @@ class PreparedJob:
 
 
 def read_start(request: RunRequest) -> PreparedJob:
-    """Return the job that the request and the current environment describe, and already listen on the scheduler's port.
+    """Return the job described by the request and the environment, and listen on the scheduler's port.
 
-    Two launchers may start at the same moment, so a port counts as free only once it is listened on.
+    Two launchers may start at the same moment, so a port counts as free only once this process listens on it.
 
     Raises:
         SettingsError: a setting is invalid.
@@ -354,7 +360,7 @@ def _relay(settings: Settings, request: RunRequest) -> tuple[SchedulerAddress | 
 
 
 def _typed(request: RunRequest) -> tuple[str, ...]:
-    """Return the words that were typed, after the SameBits variables from the environment."""
+    """Return the command line that was typed, preceded by the SameBits variables in the environment."""
     given = config.own_environment(config.whole_environment())
     told = (f"{name}={value}" for name, value in sorted(given.items()) if name not in request.environment)
     return (*told, *(word for word in request.words if word != "--dry-run"))
@@ -384,7 +390,7 @@ def require_script(request: RunRequest) -> None:
 
 
 def refuse_unusable(settings: Settings) -> None:
-    """Raise if one of the job's folders cannot be written, before anything is started.
+    """Raise, before anything is started, if one of the job's folders cannot be written.
 
     Raises:
         SettingsError: has a line for each such folder.
@@ -431,7 +437,7 @@ def prepare(ready: PreparedJob, *, fresh: bool) -> None:
 
 
 def look(settings: Settings, port_problem: str = "", fresh: str = "") -> StartConditions:
-    """Find what exists, without changing anything; ``fresh`` is the command that moves it aside and starts over.
+    """Find what exists without changing anything. ``fresh`` is the command that moves it aside and starts over.
 
     Raises:
             ForeignFolderError: the journals in the folder and in etcd belong to different jobs.
@@ -496,7 +502,7 @@ def _is_same(one: Path | str, other: Path | str) -> bool:
 
 
 def _other_job(settings: Settings) -> str:
-    """Describe another job's scheduler on this port; empty if none answers."""
+    """Describe the scheduler of another job on this port, or return "" if none answers."""
     try:
         view = ask_once(settings, ANSWER_TIMEOUT_S)
         job = "" if view is None else str(view)
@@ -528,7 +534,7 @@ def _running_seats(view: JobView | None) -> tuple[str, ...]:
 
 
 def _running_here(started: Settings, view: JobView | None) -> tuple[str, ...]:
-    """Return the processes that run here; in a copied folder, pid files name processes of the original."""
+    """Return the processes that run here. In a copied folder, pid files name processes of the original job."""
     seats = {name_of(one.node): one.identity for one in view.workers} if view is not None else {}
     names = process_names(job_spec.nodes_of(started.log_dir, started))
     identities = {**seats, **read_pid_files(started.log_dir, names)}
@@ -544,7 +550,7 @@ def _view_of_former(started: Settings) -> JobView | None:
 
 
 def _checkpoints(path: Path | str) -> tuple[frozenset[str], frozenset[str], int]:
-    """Return the jobs that saved below ``path``, those saving now, and the step of the newest point by its name."""
+    """Return the jobs that have saved below ``path``, those saving now, and the newest step."""
     if isinstance(path, str):
         jobs, newest_step = jobs_at(path)
         return jobs, frozenset(), newest_step  # an object store has no locks, and is never moved aside

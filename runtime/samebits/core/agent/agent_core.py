@@ -1,8 +1,8 @@
 """The worker's side of membership: ``step(event, now) -> AgentReady``, pure like the scheduler's core.
 
-The agent turns events of its process (it enters the rendezvous, publishes its address, is done) into messages, and the
-scheduler's messages into notices for its process. It registers again on every connection, sends its complete state in
-every heartbeat, and repeats its address while it forms a group. So any message may be lost.
+The agent turns events of its process (it joins a round, publishes its address, is done) into messages, and the
+scheduler's messages into notices for its process. It registers again on every new connection, sends its complete state
+in every heartbeat, and repeats its address while a group is formed. Any single message may therefore be lost.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ from samebits.core.values import replace
 
 @dataclass(frozen=True, slots=True)
 class AgentPolicy:
-    """This worker's identity and time limits. Durations are in seconds.
+    """This worker's identity and time limits, in seconds.
 
     ``first_beat_s`` is the delay of the next heartbeat after another message, at most ``heartbeat_interval_s``. It
-    differs between workers: otherwise the thousands that begin a generation together would send all later heartbeats at
-    the same moment and delay the report of a loss.
+    differs between workers. Otherwise, thousands of workers that begin a generation together would always send their
+    heartbeats at the same moment, which would delay the report of a loss.
     """
 
     node: str
@@ -116,7 +116,7 @@ class AgentPolicy:
 
 
 class AgentCore:
-    """One worker's agent: no I/O, no clock, no threads."""
+    """The agent of one worker, without I/O, clock or threads."""
 
     def __init__(self, policy: AgentPolicy, now: float) -> None:
         self._policy = policy
@@ -153,12 +153,12 @@ class AgentCore:
 
     @property
     def job(self) -> str:
-        """Return the id of the job that admitted this worker; "" before admission."""
+        """Return the ID of the job that admitted this worker, or "" before admission."""
         return self._seat.sender.job if self._seat else ""
 
     @property
     def expected_job(self) -> str:
-        """Return the only job that this worker may join, its own or its launcher's; "" if unknown."""
+        """Return the ID of the only job that this worker may join, from its launcher or its own, or "" if unknown."""
         return self.job or self._policy.job
 
     @property
@@ -168,12 +168,12 @@ class AgentCore:
 
     @property
     def _sender(self) -> Credential | None:
-        """Return the credential for messages; None while the scheduler would accept no message."""
+        """Return the credential for messages, or None while the scheduler would not accept any."""
         return self._seat.sender if self._seat is not None and self._link.is_registered else None
 
     @property
     def slot(self) -> int | None:
-        """Return the seat's slot; None for a spare and before admission."""
+        """Return the slot of the worker's seat, or None for a spare and before admission."""
         return self._seat.slot if self._seat else None
 
     @property
@@ -262,7 +262,7 @@ class AgentCore:
                 self._heartbeat()
 
     def _is_invited(self) -> bool:
-        """Return whether the newest round has not become this process's generation yet."""
+        """Return whether a newer round than this process's current generation has been offered."""
         return self._offer is not None and (self._started is None or self._offer.round > self._started.round)
 
     def _join(self) -> None:
@@ -276,7 +276,7 @@ class AgentCore:
         self._send(Join(sender, offer.round, holdings))
 
     def _ask(self, holdings: Holdings, offer: RoundOffer, place: RankPosition | None) -> None:
-        """Ask the process to enter again, once per reason, because its holdings do not fit."""
+        """Ask the process to join the round again, because what it holds does not fit. Each reason is sent once."""
         asked = ReentryRequest(offer.round, place, offer.must_look and not holdings.looked, offer.back_to)
         if asked != self._asked:
             again = EnterAgain(place, look=asked.look, committed=offer.committed, back_to=offer.back_to)
@@ -506,11 +506,11 @@ class AgentCore:
         | Depart
         | StopAt,
     ) -> bool:
-        """Return whether a message is from the present scheduler of this worker's job."""
+        """Return whether a message comes from the current scheduler of this worker's job."""
         return self.seated and message.job == self.job and message.term >= self.term
 
     def _is_late(self, term: int) -> bool:
-        """Return whether a term is that of an earlier scheduler; 0 is sent by earlier releases."""
+        """Return whether a term belongs to an earlier scheduler. Earlier releases send 0."""
         return 0 < term < self.term
 
     def _admitted(self, message: Admitted) -> None:
@@ -595,12 +595,12 @@ class AgentCore:
             self._seat = replace(self._seat, slot=slot)
 
     def _is_ready_for(self, place: RankPosition) -> bool:
-        """Return whether the holdings were made for this place (by default: in a full world)."""
+        """Return whether the process's holdings were made for this place; by default, the place in a full world."""
         full_place = self._seat.full_place if self._seat else None
         return self._holdings is not None and (self._holdings.place or full_place) == place
 
     def _was_asked_for(self, place: RankPosition) -> bool:
-        """Return whether the process has already entered again for this round and place."""
+        """Return whether the process was already asked to join again for this round and place."""
         asked = self._asked
         return asked is not None and asked.is_answered and (asked.round, asked.place) == (self.offered, place)
 

@@ -1,6 +1,6 @@
-"""Events for an agent and notices for its process: frozen values without behaviour.
+"""Events for an agent and notices for its process, as frozen values without behavior.
 
-Events come from the process, the clock and the connection. ``core/agent/agent_core.py`` decides on them and emits
+Events come from the process, the clock and the connection. ``core/agent/agent_core.py`` handles events and emits
 notices.
 """
 
@@ -45,26 +45,26 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Time has passed; ``step`` is the process's count of completed optimizer steps."""
+    """Event: time has passed. ``step`` is the process's number of completed optimizer steps."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A sensor of the process has made this report."""
+    """Event: a sensor of the process has made this report."""
 
     body: Report
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A collective failed: the process has left its generation and will enter the rendezvous."""
+    """Event: a collective failed, so the process has left its generation and will join a round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """The process waits for a generation; ``seen`` is the last one that it knew of."""
+    """Event: the process waits for a generation. ``seen`` is the last generation that it knew of."""
 
     holdings: Holdings
     seen: int | None = None
@@ -72,7 +72,7 @@ class Entered:
 
 @dataclass(frozen=True, slots=True)
 class Addressed:
-    """The process's part of the address map, made once it knew its place."""
+    """Event: the process has created its part of the address map for its place."""
 
     generation: int
     blob: bytes
@@ -80,14 +80,14 @@ class Addressed:
 
 @dataclass(frozen=True, slots=True)
 class Trains:
-    """The group of this generation is formed and the state is restored."""
+    """Event: the group of this generation is formed and the state is restored."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The user's function returned; the commit of ``step`` is durable."""
+    """Event: the training function has returned, and the commit of ``step`` is durable."""
 
     generation: int
     step: int
@@ -95,7 +95,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class KeyAsk:
-    """A worker thread's request for a key, with the fields of :class:`KeyCall`."""
+    """A worker thread's operation on a key of ``samebits.kv``, with the fields of :class:`KeyCall`."""
 
     op: KeyOp
     key: bytes
@@ -106,13 +106,13 @@ class KeyAsk:
 
     @property
     def changes(self) -> bool:
-        """Return whether the call may change a key and so must be done exactly once."""
+        """Return whether the call may change a key and so must be executed exactly once."""
         return self.op not in (KeyOp.GET, KeyOp.WAIT)
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A thread calls the scheduler's keys; ``ticket`` is its id of the call."""
+    """Event: a thread calls ``samebits.kv``. ``ticket`` is its ID of the call."""
 
     ticket: int
     ask: KeyAsk
@@ -120,21 +120,21 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """The thread no longer waits for that call."""
+    """Event: the thread has stopped waiting for this call."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedByAll:
-    """Another job's scheduler refused this process at each address; ``text`` lists the refusals."""
+    """Event: at every address, another job's scheduler refused this process. ``text`` lists the refusals."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The process exits now; ``status`` is its exit status, None if unknown."""
+    """Event: the process is exiting. ``status`` is its exit status, or None if unknown."""
 
     on_purpose: bool
     text: str
@@ -171,7 +171,7 @@ class Seated:
 
 @dataclass(frozen=True, slots=True)
 class ToldToWait:
-    """No seat yet; ask again in ``retry_after_s`` (0: not all workers have registered)."""
+    """Notice: there is no seat yet. Ask again in ``retry_after_s`` seconds; 0: not all workers have registered."""
 
     text: str
     retry_after_s: float
@@ -186,7 +186,7 @@ class BreakGroup:
 
 @dataclass(frozen=True, slots=True)
 class EnterAgain:
-    """Enter the round again in this place and, with ``look``, with the content of the disk.
+    """Notice: join the round again in this place. With ``look``, first read the checkpoints on disk.
 
     Attributes:
         committed: the last point that every member held. Older points help only members whose state is in their own
@@ -202,19 +202,19 @@ class EnterAgain:
 
 @dataclass(frozen=True, slots=True)
 class LeaveGently:
-    """The members change: leave the generation at the next commit."""
+    """Notice: the members change, so leave the generation at the next commit."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Invited:
-    """A round is open that the process has not joined."""
+    """Notice: a round is open that the process has not joined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The process waits in a round, for this reason."""
+    """Notice: the process waits in a round, for this reason."""
 
     text: str
 
@@ -229,7 +229,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """The addresses of the generation's members, in rank order."""
+    """Notice: the addresses of the generation's members, in rank order."""
 
     generation: int
     blobs: tuple[bytes, ...]
@@ -237,28 +237,28 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True)
 class CommittedByAll:
-    """Every rank has this point on disk; older ones may be deleted."""
+    """Notice: every rank has this point on disk, so older ones may be deleted."""
 
     point: Point
 
 
 @dataclass(frozen=True, slots=True)
 class FoundEqual:
-    """All ranks were equal at this point; older copies in memory are no longer needed."""
+    """Notice: all ranks were equal at this point, so older copies in memory are no longer needed."""
 
     point: Point
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """Training is finished on every rank; ``point`` is the final one."""
+    """Notice: training is finished on every rank. ``point`` is the final one."""
 
     point: Point
 
 
 @dataclass(frozen=True, slots=True)
 class MustEnd:
-    """The process no longer has a place in the job."""
+    """Notice: the process no longer belongs to the job and must exit."""
 
     reason: EndKind
     text: str
@@ -267,14 +267,17 @@ class MustEnd:
 
 @dataclass(frozen=True, slots=True)
 class AskedToLeave:
-    """Leave the job on purpose at the next commit, as after SIGTERM."""
+    """Notice: leave the job at the next commit, as after SIGTERM."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class StopTogether:
-    """Stop after the commit of this number in the generation; 0: not agreed yet, so do not train past the next one."""
+    """Notice: stop after the commit with this number in the generation.
+
+    0 means that no commit has been agreed yet, so the process must not train past its next one.
+    """
 
     commits: int
 
@@ -286,7 +289,7 @@ class SchedulerAway:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerBack:
-    """The agent resumed with the scheduler of this term."""
+    """Notice: the agent has resumed with the scheduler of this term."""
 
     term: int
     away_s: float
@@ -325,7 +328,7 @@ AgentNotice = (
 
 @dataclass(slots=True)
 class AgentReady:
-    """The output of one step, which the shell carries out: sends first, then notices."""
+    """The result of one step, to be carried out by the caller: first the messages to send, then the notices."""
 
     sends: list[FromWorker] = field(default_factory=list)
     notices: list[AgentNotice] = field(default_factory=list)

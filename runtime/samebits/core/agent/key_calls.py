@@ -1,8 +1,8 @@
-"""A worker's calls to the scheduler's keys: numbered, and repeated until answered. Pure.
+"""A worker's calls of ``samebits.kv``, which are numbered and repeated until they are answered. Pure.
 
-Each change is made exactly once (``core.keys.key_store``) because numbers rise, a call keeps its number, and ``floor``
-never passes a call that may still be sent. A call may be lost like any message, so it is repeated at once on a new
-connection, then at growing intervals.
+Each change is made exactly once (``core.keys.key_store``), because numbers increase, a call keeps its number, and
+``floor`` never exceeds the number of a call that may still be sent. A call can be lost like any message, so it is
+repeated at once on a new connection, then at growing intervals.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Open:
 
 
 class KeyCalls:
-    """The calls of one session. A ticket is the caller's own id of a call."""
+    """The open calls of one session. A ticket is the caller's own ID of a call."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -44,7 +44,7 @@ class KeyCalls:
         return min((one.say_at for one in self._open.values()), default=None)
 
     def begin(self, ticket: int, ask: KeyAsk, now: float) -> None:
-        """Number a call; it is due at once."""
+        """Assign a number to a call, which is then due at once."""
         self._held.append(_Open(ticket, ask, say_at=now))
         self._number_held()
 
@@ -64,18 +64,18 @@ class KeyCalls:
         return calls
 
     def say_all_again(self, now: float) -> None:
-        """Make all calls due on a new connection: earlier ones may not have arrived."""
+        """Make all calls due again on a new connection, because earlier ones may not have arrived."""
         for one in self._open.values():
             one.say_at, one.pause_s = now, SAY_AGAIN_S
 
     def answered(self, number: int) -> int | None:
-        """Return the ticket of an answered call; None if it is no longer open."""
+        """Return the ticket of an answered call, or None if the call is no longer open."""
         one = self._open.pop(number, None)
         self._number_held()
         return None if one is None else one.ticket
 
     def give_up(self, ticket: int) -> None:
-        """Abandon a call. Whether its change was or will be made is unknown."""
+        """Drop a call. Its change may or may not be made."""
         self._held = deque(one for one in self._held if one.ticket != ticket)
         self._open = {number: one for number, one in self._open.items() if one.ticket != ticket}
         self._number_held()

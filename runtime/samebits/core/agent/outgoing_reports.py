@@ -1,7 +1,7 @@
-"""Keep the newest report of each kind, and decide when to send it.
+"""Store the newest report of each kind, and decide when to send it.
 
-``reports.Delivery`` determines when bodies of a class are sent. Each body is complete, so only the newest is kept, and
-any of them may be lost.
+``reports.Delivery`` defines when reports of a kind are sent. Each report is complete, so only the newest one is stored,
+and any of them may be lost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from samebits.core.reports import Body, Delivery, Digests, Report, StallReport
 
 
 class Reports:
-    """The reports of one process.
+    """The outgoing reports of one process.
 
     Attributes:
         to_explain: point and number of the commit whose digest was requested with its parts.
@@ -27,7 +27,7 @@ class Reports:
         self._newest[type(body)] = body
 
     def now(self, kind: type[Body]) -> list[Report]:
-        """Return the newest body of a kind to send now; none if there is nothing to report or withdraw."""
+        """Return the newest report of a kind to send now, if it contains news or withdraws an earlier report."""
         body = self._newest.get(kind)
         if body is None or (body.is_empty and self._sent.get(kind, body).is_empty):
             return []
@@ -46,7 +46,7 @@ class Reports:
         return due
 
     def end_training(self) -> None:
-        """Withdraw reports that are valid only in the generation that has ended."""
+        """Withdraw reports that apply only to the generation that has ended."""
         for kind in [kind for kind in self._newest if kind.in_training]:
             del self._newest[kind]
         if StallReport in self._sent:
@@ -55,7 +55,7 @@ class Reports:
     def begin_connection(self) -> list[Report]:
         """Return the reports to send on a new connection.
 
-        Reports sent on an earlier connection may not have arrived. The next heartbeat therefore repeats the news.
+        Reports on an earlier connection may not have arrived, so the next heartbeat repeats the newest ones.
         """
         for kind in [kind for kind in self._sent if kind.delivery is Delivery.NEWS and not kind.in_training]:
             del self._sent[kind]

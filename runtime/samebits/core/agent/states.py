@@ -1,7 +1,7 @@
-"""The worker agent's knowledge as three frozen values: its link, its seat and its offered round.
+"""The agent's knowledge as three frozen values: its connection, its seat and the round offered to it.
 
-Facts that are true only together are one value, which rules out inconsistent combinations of flags. ``agent_core``
-replaces a value where it handles the event that changes it.
+Facts that are only true together are stored in one value, so flags cannot contradict each other. ``agent_core``
+replaces a value when it handles an event that changes it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from samebits.core.point import Point
 
 
 class LinkState(enum.Enum):
-    """State of the connection to the scheduler. Messages are sent only when registered."""
+    """State of the connection to the scheduler. Messages are sent only in the registered state."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -23,7 +23,7 @@ class LinkState(enum.Enum):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """The connection to the scheduler, and since when it has been useless.
+    """The connection to the scheduler, and how long it has been of no use.
 
     Attributes:
         state: the connection's state.
@@ -49,7 +49,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class HeldSeat(msgspec.Struct, frozen=True):
-    """The seat, as last announced by the scheduler.
+    """The seat that this worker holds, as last announced by the scheduler.
 
     Attributes:
         sender: first field of all the holder's messages.
@@ -63,7 +63,7 @@ class HeldSeat(msgspec.Struct, frozen=True):
 
 
 class RoundOffer(msgspec.Struct, frozen=True):
-    """The newest round that the scheduler has offered.
+    """The newest round that the scheduler has offered to this worker.
 
     Attributes:
         round: its id.
@@ -83,7 +83,7 @@ class RoundOffer(msgspec.Struct, frozen=True):
 
 
 class ReentryRequest(msgspec.Struct, frozen=True):
-    """The last request to enter again, and whether the process has done so."""
+    """The last request to join a round again, and whether the process has done so."""
 
     round: RoundId
     place: RankPosition | None
@@ -93,7 +93,7 @@ class ReentryRequest(msgspec.Struct, frozen=True):
 
 
 class AgentStage(enum.Enum):
-    """Stage of an agent. TOLD_TO_END holds its seat until the process has exited; OVER sends nothing."""
+    """Stage of an agent. TOLD_TO_END: holds its seat until the process exits. OVER: sends nothing more."""
 
     ACTIVE = "active"
     TOLD_TO_END = "told to end"

@@ -1,1 +1,1 @@
-"""Causes of losses: the table of causes, the remedy for each, and the restart budget."""
+"""Classify the causes of losses: the table of causes, their remedies, and limits on restarts."""

@@ -1,7 +1,7 @@
 """Escalate restarts of a dead process: first in place, then its pod, then the whole job.
 
-After a fixed number of failed attempts, the next level is tried. A process that has held its seat for a while shows
-that the level was sufficient, so counting restarts at the lowest level.
+After a fixed number of failed attempts, the next level is tried. If a process has held its seat for a while, the level
+was sufficient, so counting starts again at the lowest level.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ STRATEGY_WORDS = tuple(_LEVELS_OF_A_WORD)
 def levels_of(
     words: Mapping[str, int | None], *, process: bool | None = None, pod: bool | None = None
 ) -> dict[RestartScope, int]:
-    """Return the levels of RECOVER_STRATEGY and their attempts, in the order in which they are tried.
+    """Return the levels of RECOVER_STRATEGY with their numbers of attempts, in the order in which they are tried.
 
     Args:
         words: from STRATEGY_WORDS, which include those of Ascend's ``recover-strategy``,
@@ -64,7 +64,7 @@ def levels_of(
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The level that was tried last and how often. Kept while the pod exists."""
+    """The level that was tried last, and how often. Stored for as long as the pod exists."""
 
     level: RestartScope
     attempts: int
@@ -74,14 +74,14 @@ class Tried:
 
     @classmethod
     def read(cls, text: str) -> Tried | None:
-        """Parse the output of ``str``; return None for anything else."""
+        """Parse the output of ``str()``, or return None if the text is anything else."""
         found = re.fullmatch(r"(process|pod|job) ([1-9][0-9]{0,5})", text.strip(), re.ASCII)
         return None if found is None else cls(RestartScope(found[1]), int(found[2]))
 
 
 @dataclass(frozen=True, slots=True)
 class EscalationStep:
-    """The decision after a death. ``level`` is None if no level is left."""
+    """The decision after a process has died. ``level`` is None if no level is left."""
 
     level: RestartScope | None
     attempt: int
@@ -90,7 +90,7 @@ class EscalationStep:
 
 
 class Escalation:
-    """The escalation of one place in the job.
+    """The escalation of restarts for one worker's place in the job.
 
     Args:
         levels: the levels to try, lowest first, with the attempts of each.
@@ -103,7 +103,7 @@ class Escalation:
         self.tried = tried if tried is not None and tried.level in self._levels else None
 
     def died(self, held_s: float) -> EscalationStep:
-        """Decide on a restart after a death; the process had held its seat for ``held_s`` seconds."""
+        """Decide on a restart after the process has died, having held its seat for ``held_s`` seconds."""
         in_vain = self.tried if held_s < STEADY_S else None
         level, attempt, spent = self._next(in_vain)
         if level is None:
@@ -121,7 +121,7 @@ class Escalation:
         )
 
     def _next(self, in_vain: Tried | None) -> tuple[RestartScope | None, int, RestartScope | None]:
-        """Return the next level, the attempt's number, and the level that is exhausted, if any."""
+        """Return the next level, the number of the attempt, and the level that is exhausted, if any."""
         if in_vain is None:
             return (self._levels[0] if self._levels else None), 1, None
         if in_vain.attempts < self._attempts[in_vain.level]:

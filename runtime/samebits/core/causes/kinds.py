@@ -1,6 +1,6 @@
-"""Vocabulary of the cause table: classes, strategies, observations and the shape of a row.
+"""Types of the cause table: classes, strategies, observations and rows.
 
-Unknown facts are left out of an observation, and a row tests only the conditions that it names.
+Unknown facts are left out of an observation, and a row tests only the conditions that it sets.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Signal(enum.IntEnum):
 
 
 class LossDetection(enum.Enum):
-    """How a scheduler notices a loss that the process itself did not report."""
+    """How the scheduler noticed a loss that the process itself did not report."""
 
     GONE = "its process is gone"
     CLOSED = "its connection closed and stayed closed"
@@ -88,7 +88,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of cause. All given conditions must hold; a row without conditions fits everything.
+    """One kind of cause. It matches if all conditions that are set hold; without conditions it matches everything.
 
     Attributes:
         fault: name of the fault.
@@ -129,5 +129,5 @@ class Row:
 
 
 def _signal_of(status: int | None) -> int | None:
-    """Return the signal in a shell's exit status, or None."""
+    """Return the signal that a shell's exit status stands for, or None."""
     return status - 128 if status is not None and status > 128 else None

@@ -1,8 +1,8 @@
-"""Decide whether and when to restart a dead process, by the restart budget of its place.
+"""Decide whether and when to restart a dead process.
 
-Deaths are counted per place in the job, not per process, node id or supervisor. External causes (a kill, a host, a
-network) are retried forever, at growing intervals if they persist. A failure that the program itself repeats is not
-tried a third time.
+Deaths are counted for each place in the job, not for each process, node ID or supervisor. After an external cause (a
+kill, a host, a network), restarts are tried forever, at growing intervals. If the program fails twice in the same way,
+it is not tried a third time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OWN_ERROR_WAIT_S = 1.0
 
 
 class Backoff:
-    """Computes retry times: each wait is twice the last one, up to LONGEST_WAIT_S."""
+    """Computes retry times. Each wait is twice the previous one, up to LONGEST_WAIT_S seconds."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -46,7 +46,7 @@ class Backoff:
         return self._failures > 0
 
     def failed(self, now: float) -> float:
-        """Count a failure; return the time of the next attempt."""
+        """Count a failure, and return the time of the next attempt."""
         self._failures += 1
         return now + min(FIRST_WAIT_S * float(2 ** min(self._failures - 1, 10)), LONGEST_WAIT_S)
 
@@ -56,7 +56,7 @@ class Backoff:
 
 
 class Sort(enum.Enum):
-    """Kind of cause that ended a process, by the effect of a retry."""
+    """Kinds of causes of a process's end, by what a retry would do."""
 
     OUTSIDE = "an external cause: a retry may help every time"
     OWN = "the program's own: a retry helps, or fails in the same way"
@@ -69,7 +69,7 @@ _SORTS = {Retry.YES: Sort.OUTSIDE, Retry.ONCE: Sort.OWN, Retry.NO: Sort.HOPELESS
 
 
 def sort_of(seen: Observation, table: CauseTable = DEFAULT) -> Sort:
-    """Return the kind of cause: from the cause table, or a script's refusal of its arguments."""
+    """Return the kind of cause from the cause table, or that the script rejected its arguments."""
     if seen.status is not None and is_usage_error(seen.status, seen.error):
         return Sort.ARGUMENTS
     return _SORTS[table.of(seen).retry]
@@ -82,7 +82,7 @@ def is_usage_error(status: int, error: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One death of a place's process.
+    """One death of the process at a place in the job.
 
     Attributes:
         sort: the effect of a retry.
@@ -96,9 +96,10 @@ class Loss:
 
 
 def loss_of(seen: Observation, step: int, table: CauseTable = DEFAULT) -> Loss:
-    """Return the loss of a process; ``step`` is the last one heard of.
+    """Describe a process's death for the decision on a restart; ``step`` is the last one that it reported.
 
-    A crash in compiled code sends no last words, so its step is unknown: the last heartbeat may be of an earlier one.
+    A crash in compiled code sends no final message, so its step is unknown: the last heartbeat may belong to an earlier
+    step.
     """
     known = step if seen.signal is None else 0
     return Loss(sort_of(seen, table), f"{seen.error} {seen.status}", known)
@@ -113,7 +114,7 @@ class RestartAt:
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """Do not restart this place or, with ``ends_job``, any other."""
+    """Decision: do not restart the process at this place or, with ``ends_job``, any process."""
 
     why: str
     ends_job: bool = True
@@ -129,7 +130,7 @@ class _Place:
 
 
 class Restarts:
-    """The restart budgets of all places of one job on this machine.
+    """The restarts of all places of one job on this machine.
 
     Args:
         most: deaths of one place within WINDOW_S (MAX_RESTARTS).
@@ -152,11 +153,13 @@ class Restarts:
             own = (loss.essence, loss.step)
             if known.own == own:
                 at = f" at step {loss.step}" if loss.step else ""  # the steps of a plain job are unknown
-                return Never(f"twice{at} with the same error: trying again does not help")
+                return Never(f"it failed twice{at} with the same error, so trying again does not help")
             is_alike = known.own is not None and known.own[0] == loss.essence
             known.alike = known.alike + 1 if is_alike and now - known.last_at <= SAME_ERROR_WITHIN_S else 1
             if known.alike >= SAME_ERRORS:
-                return Never(f"{known.alike} times in a row with the same error: trying again does not help")
+                return Never(
+                    f"it failed {known.alike} times in a row with the same error, so trying again does not help"
+                )
             known.own = own
         while known.deaths and now - known.deaths[0] >= WINDOW_S:
             known.deaths.popleft()

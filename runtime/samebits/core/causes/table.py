@@ -1,10 +1,10 @@
-"""The cause table: maps a process's end or hang to its class, retry and remedy.
+"""The cause table, which maps how a process ended or hangs to a class, a retry rule and a remedy.
 
-All decisions and texts about a cause (restart, end of the job, messages, documentation) read the same row, so they
-cannot differ. The first row that fits is used; a user's own rows (``service.cause_file``) come first.
+Every decision and text about a cause (restart, end of the job, message, documentation) uses the same row, so they
+cannot contradict each other. The first matching row is used; a user's own rows (``service.cause_file``) come first.
 
-Only failures that the program or its data repeat at the same step end a job (``Retry.ONCE``). External causes (a kill,
-node, network, disk, device or preemption) are retried forever, at growing intervals.
+Only failures that the program or its data repeat at the same step end a job (``Retry.ONCE``). After external causes (a
+kill, node, network, disk, device or preemption), restarts are tried forever, at growing intervals.
 """
 
 from __future__ import annotations
@@ -341,12 +341,12 @@ TABLE: tuple[Row, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class CauseTable:
-    """The rows in effect: the user's (``own``), then ``TABLE``."""
+    """The rows in use: first the user's (``own``), then ``TABLE``."""
 
     own: tuple[Row, ...] = ()
 
     def of(self, seen: Observation) -> Row:
-        """Return the first row that fits the observation."""
+        """Return the first row that matches the observation."""
         return next((row for row in (*self.own, *TABLE) if row.fits(seen)), UNKNOWN)
 
     def strategy_for(self, hang: Hang) -> Remedy:
@@ -361,7 +361,7 @@ ENDS_AT_THE_SECOND = "the same twice at one step ends the job"
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """The job's means to recover from a loss. ``shrinks_after_s``: None if its world cannot shrink."""
+    """What the job can use to recover from a loss. ``shrinks_after_s`` is None if its world cannot shrink."""
 
     goes_on: bool = True  # ENABLE_RECOVERY
     spare: str = ""  # location of the spare that would take over; "": none
@@ -370,9 +370,9 @@ class Means:
 
 
 def chosen(row: Row, means: Means) -> tuple[Remedy, str]:
-    """Return the row's first feasible strategy, and a description of it.
+    """Return the first strategy of the row that is possible for this job, and a description of it.
 
-    The description states what is done with the means at hand.
+    The description states what will be done in this job.
     """
     if not means.goes_on:
         return Remedy.STOP, "the job ends (ENABLE_RECOVERY=0)"
@@ -394,7 +394,7 @@ def chosen(row: Row, means: Means) -> tuple[Remedy, str]:
 
 
 def judged(row: Row, means: Means) -> str:
-    """Return class and remedy as shown after a first cause: ``node; a spare on its host takes its place``."""
+    """Return a text with class and remedy, such as ``node; a spare on its host takes its place``."""
     return f"{row.cause.value}; {chosen(row, means)[1]}"
 
 

@@ -1,8 +1,8 @@
 """Journal records of the scheduler's durable keys.
 
-The keys have their own journal because values are large, while the job's records are small, and because otherwise all
-readers of the job's journal, including earlier releases, would have to know the keys' records. Replaying any prefix
-gives the keys at that record (``KeyStore.apply``).
+The keys have a separate journal, because values are large and the job's records are small, and because readers of the
+job's journal, including earlier releases, would otherwise have to know the keys' records. Replaying the first n records
+gives the keys after the n-th record (``KeyStore.apply``).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ MAX_KEPT_ANSWERS = 1024
 
 
 class KeysOf(Value, frozen=True, tag=1):
-    """The job that the keys belong to; first record."""
+    """The first record: the job to which the keys belong."""
 
     job: str
 
 
 class KeyWritten(Value, frozen=True, tag=2):
-    """The key has this value. A record older than the key's version has no effect."""
+    """A key was set to this value. A record older than the key's version has no effect."""
 
     key: Key
     value: ValueBytes
@@ -45,7 +45,7 @@ class KeyDeleted(Value, frozen=True, tag=3):
 
 
 class KeptAnswer(Value, frozen=True):
-    """The answer to a completed call, kept because the call may be repeated."""
+    """The answer to a completed call, stored because the call may be repeated."""
 
     number: Count
     version: Count

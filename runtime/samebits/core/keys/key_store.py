@@ -1,16 +1,15 @@
 """The keys that the scheduler stores for its workers (``samebits.kv``). Pure.
 
-* Every change has a version. All keys share one counter, which also rises across scheduler starts, since its upper half
-  is the term. So a deleted or forgotten key never returns under an old version.
-* A changing call is executed exactly once, however often it is sent. Its answer is kept by session and number until the
-  caller confirms it (``floor``; Lee et al., "Implementing Linearizability at Large Scale and Low Latency", SOSP 2015).
-  For a durable key the answer is in the same record as the change. Answers that nothing was changed are kept in memory
-  too, otherwise a late repetition might make a change whose failure was already reported.
-* Changes that were not durable are lost with the scheduler. So callers reject answers of an earlier term, and calls
-  sent to an earlier scheduler are ignored and sent again.
-* Kept answers contain no key's value, so they are small. Reads are simply repeated.
-* A key that a call made durable stays durable until it is deleted. Otherwise a newer volatile value could be lost with
-  the scheduler, and the older durable value would return.
+* Every change has a version. All keys share one counter, which increases across scheduler starts, because its upper
+half is the term. A deleted or forgotten key therefore never returns with an old version. * A call that changes a key is
+executed exactly once, however often it is sent. Its answer is stored by session and number until the caller confirms it
+(``floor``; Lee et al., "Implementing Linearizability at Large Scale and Low Latency", SOSP 2015). For a durable key,
+the answer is in the same record as the change. Answers that nothing was changed are stored in memory, too; otherwise, a
+late repetition might make a change whose failure was already reported. * Changes to keys that are not durable are lost
+with the scheduler. Callers therefore reject answers of an earlier term, and calls to an earlier scheduler are ignored
+and sent again. * Stored answers contain no key's value, so they are small. Reads are simply repeated. * A key that a
+call made durable stays durable until it is deleted. Otherwise, a newer value that is not durable could be lost with the
+scheduler, and the older durable value would return.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ ABSENT = StoredValue(b"", 0)
 
 
 def newest(mine: Mapping[bytes, StoredValue], others: Mapping[bytes, StoredValue]) -> dict[bytes, StoredValue]:
-    """Merge both, keeping the higher version of each key; of equal versions, ``mine``."""
+    """Merge two sets of keys, keeping the higher version of each key. If versions are equal, ``mine`` is kept."""
     merged = dict(others)
     for key, held in mine.items():
         if key not in merged or merged[key].version <= held.version:
@@ -67,7 +66,7 @@ def newest(mine: Mapping[bytes, StoredValue], others: Mapping[bytes, StoredValue
 
 @dataclass(slots=True)
 class KeyReady:
-    """Result of a call, in this order: make durable, then send to the sessions in the answers."""
+    """The result of a call. First make ``records`` durable, then send the answers to their sessions."""
 
     records: list[KeyRecord] = field(default_factory=list)
     answers: list[KeyAnswer] = field(default_factory=list)
@@ -82,7 +81,7 @@ class _Caller:
     waits: dict[int, bytes] = field(default_factory=dict)  # number → key
 
     def raise_floor(self, floor: int) -> None:
-        """Drop the answers to all lower calls, which the caller has received."""
+        """Drop the answers to all lower call numbers, which the caller has received."""
         if floor > self.floor:
             self.floor = floor
             for number in [number for number in self.answers if number < floor]:
@@ -108,7 +107,7 @@ class KeyStore:
         self._trouble = ""
 
     def apply(self, record: KeyRecord) -> None:
-        """Apply a record read from the keys' journal; the store applies its own new records itself."""
+        """Apply a record read from the keys' journal. New records are applied by the store itself."""
         match record:
             case KeysOf():
                 return
@@ -141,7 +140,7 @@ class KeyStore:
             caller.answers[record.number] = (kept, True)
 
     def snapshot(self) -> Iterator[KeyRecord]:
-        """Yield a minimal sequence of records whose replay gives the durable keys and their answers."""
+        """Yield the fewest records whose replay gives the durable keys and their answers."""
         for key, value in self._keys.items():
             if key in self._durable:
                 yield KeyWritten(key, *value)
@@ -155,7 +154,7 @@ class KeyStore:
                 yield CallerKept(session, caller.floor, kept)
 
     def refuse(self, why: str) -> None:
-        """Refuse every call from now on, with this message."""
+        """Reject every call from now on, with this message."""
         self._trouble = why
 
     # ---- callers
@@ -176,7 +175,7 @@ class KeyStore:
         return self._waits_count
 
     def forget_callers_but(self, sessions: Collection[str]) -> None:
-        """Forget all callers but these sessions; the others are fenced before they can call again."""
+        """Forget all callers except these sessions. The others are fenced before they can call again."""
         for session in [session for session in self._callers if session not in sessions]:
             for number in list(self._callers[session].waits):
                 self._end_wait(session, number)
@@ -185,7 +184,7 @@ class KeyStore:
     # ---- calls
 
     def take(self, call: KeyCall) -> KeyReady:
-        """Execute a call unless it was done before, and answer calls that waited for it."""
+        """Execute a call unless it was executed before, and answer calls that waited for its change."""
         ready, session = KeyReady(), call.sender.session
         if call.term not in (0, self._term):  # an earlier scheduler's answer to it may be unknown here
             return ready
@@ -222,8 +221,8 @@ class KeyStore:
                 ready.answers.append(
                     self._refused(
                         call,
-                        f"{MAX_WAITS} calls wait for keys, the maximum. Fix: let one thread of each process "
-                        "wait, and tell the others",
+                        f"{MAX_WAITS} calls are already waiting for keys, the maximum. Fix: let one thread of "
+                        "each process wait and notify the others",
                     )
                 )
                 return
@@ -328,7 +327,7 @@ def replay(records: Iterable[KeyRecord], term: int) -> KeyStore:
 
 
 def _sum(value: bytes, amount: int) -> int | str:
-    """Return the sum; if there is none, the reason as a text."""
+    """Return the sum, or a text with the reason why there is none."""
     try:
         total = _NUMBERS.decode(value) + amount
     except (msgspec.MsgspecError, UnicodeError):

@@ -25,7 +25,7 @@ Run = tuple[Count, Count]
 
 
 class PutBatch(Value, frozen=True):
-    """Items that were put together and are not all done."""
+    """Items that were added together, as long as some of them are not done."""
 
     key: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]  # digest of the put's key
     first: Count
@@ -33,7 +33,7 @@ class PutBatch(Value, frozen=True):
 
 
 class TakenItems(Value, frozen=True):
-    """Items taken in one generation, the same number at each of ``steps`` consecutive steps."""
+    """Items taken in one generation. Each of ``steps`` consecutive steps took the same number of items."""
 
     generation: Count
     step: Count  # the first step
@@ -42,7 +42,7 @@ class TakenItems(Value, frozen=True):
     steps: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 1
 
     def split(self, step: int) -> tuple[TakenItems | None, TakenItems | None]:
-        """Split into the steps before this one and the others."""
+        """Split into the items of the steps before this one, and the items of the other steps."""
         before = min(max(step - self.step, 0), self.steps)
         if not before:
             return None, self
@@ -55,7 +55,7 @@ class TakenItems(Value, frozen=True):
         )
 
     def with_next(self, other: TakenItems) -> TakenItems | None:
-        """Return the union with the next step's items, or None if they do not fit."""
+        """Combine with the next step's items, or return None if they do not fit."""
         is_next = (other.generation, other.step, other.first) == (self.generation, self.step + self.steps, self.end)
         if not is_next or (other.end - other.first) * self.steps != (self.end - self.first) * other.steps:
             return None
@@ -63,7 +63,7 @@ class TakenItems(Value, frozen=True):
 
 
 class WorkState(Value, frozen=True):
-    """State of one queue. Items are numbered in the order of puts."""
+    """The state of one queue. Items are numbered in the order in which they were added."""
 
     puts: Annotated[tuple[PutBatch, ...], Meta(max_length=MAX_PUTS)] = ()
     end: Count = 0  # the number after the last item
@@ -76,16 +76,16 @@ class WorkState(Value, frozen=True):
 
     @property
     def waiting(self) -> int:
-        """Return how many items may be taken now."""
+        """Return how many items can be taken now."""
         return self.end - self.next + sum(end - first for first, end in self.returned)
 
     @property
     def open(self) -> int:
-        """Return how many items were taken and may still return."""
+        """Return how many items were taken and may still return to the queue."""
         return sum(one.end - one.first for one in self.taken)
 
     def put_of(self, number: int) -> PutBatch:
-        """Return the put that the item belongs to."""
+        """Return the batch that the item was added with."""
         return next(one for one in self.puts if one.first <= number < one.end)
 
 
@@ -93,7 +93,7 @@ SCHEMA: Schema[WorkState] = Schema(WorkState)
 
 
 def put(state: WorkState, key: bytes, count: int) -> WorkState | None:
-    """Add items, once per key; return None if there is no room for one more put."""
+    """Add items, once per key. Return None if there is no room for another batch."""
     if any(one.key == key for one in state.puts) or not count:
         return state
     if len(state.puts) >= MAX_PUTS:
@@ -102,7 +102,10 @@ def put(state: WorkState, key: bytes, count: int) -> WorkState | None:
 
 
 def settle(state: WorkState, generation: int, restore: int) -> WorkState:
-    """Put back the taken items that are lost when a generation continues from ``restore`` steps. Idempotent."""
+    """Return the items to the queue that are lost when a generation continues from ``restore`` steps.
+
+    Calling it again has no effect.
+    """
     if generation <= state.generation:
         return state
     halves = [one.split(restore) for one in state.taken]
@@ -116,9 +119,9 @@ def settle(state: WorkState, generation: int, restore: int) -> WorkState:
 
 
 def forget(state: WorkState, durable: int) -> tuple[WorkState, tuple[PutBatch, ...]]:
-    """Forget taken items that cannot return, because every disk has ``durable`` steps.
+    """Forget taken items that cannot return to the queue, because every disk has ``durable`` steps.
 
-    Returns the new state and the finished puts. These stay in the state until :func:`dropped` removes them, so that
+    Returns the new state and the finished batches. These stay in the state until :func:`dropped` removes them, so that
     their items are deleted even if the process that deletes them is killed.
     """
     kept = tuple(after for one in state.taken if (after := one.split(durable)[1]) is not None)
@@ -134,7 +137,7 @@ def dropped(state: WorkState, done: tuple[PutBatch, ...]) -> WorkState:
 
 
 def take(state: WorkState, count: int, generation: int, step: int) -> tuple[WorkState, list[int]] | None:
-    """Take the next items for this step; return None if there is no room to remember them.
+    """Take the next items for this step, or return None if there is no room to record them.
 
     Args:
         state: settled in this generation.

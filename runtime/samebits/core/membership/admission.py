@@ -1,7 +1,7 @@
 """Admission to seats: rules 1 to 8 and 1b of docs/contributors/architecture.md.
 
 Every answer is a message to the session that asked. A refusal changes only the list of waiting sessions, so it cannot
-extend a wait. An admission is journaled as a SeatGranted record before it is sent.
+extend a wait. An admission is written to the journal as a SeatGranted record before it is sent.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_DIGITS = 18  # of a number inside a name; a peer must not determine how long
 
 @dataclass(slots=True)
 class Waiting:
-    """A process that asked for a seat and has none yet."""
+    """A process that has asked for a seat and has none yet."""
 
     register: Register
     until: float  # when it is forgotten unless it asks again
@@ -68,7 +68,7 @@ class Admission:
         self.check_at: float | None = None  # when an entry may expire
 
     def register(self, message: Register) -> Seat | None:
-        """Answer one Register; return the seat if the session holds one now."""
+        """Answer one Register message, and return the seat if the session now holds one."""
         before = self.refused.pop(message.session, None)
         self._silent.pop(message.session, None)
         stranger = self._is_stranger(message)
@@ -103,13 +103,13 @@ class Admission:
         self._silent.pop(session, None)
 
     def sessions(self) -> list[str]:
-        """Return the connected sessions without a seat, which must be told of the job's end."""
+        """Return the connected sessions without a seat, which must be notified of the job's end."""
         return [*self.pending, *self.refused, *self._silent]
 
     def forget_silent(self) -> None:
         """Stop waiting for sessions that have not asked again in time.
 
-        A busy host may keep them silent, so while connected they are still notified of the job's end.
+        A busy host may delay them, so as long as they are connected they are still notified of the job's end.
         """
         now = self._ledger.now
         if self.check_at is None or self.check_at > now:
@@ -129,7 +129,7 @@ class Admission:
         return None if free_at is None else max(0.0, free_at - ledger.now)
 
     def shift(self, gap_s: float) -> None:
-        """Extend all waits after a pause of the scheduler."""
+        """Extend all waits by the length of a pause of the scheduler."""
         for waiting in (*self.pending.values(), *self.refused.values()):
             waiting.until = min(waiting.until + gap_s, self._ledger.now + waiting.for_s)
 
@@ -163,7 +163,7 @@ class Admission:
         return None
 
     def _late_member(self, message: Register) -> Seat | None:
-        """Return the sender's reserved seat if its report agrees with the rebuilt generation."""
+        """Return the sender's reserved seat if its report agrees with the rebuilt generation, otherwise None."""
         state, standing = self._ledger.state, message.standing
         committed = state.generation
         if committed is None or standing is None or not 0 <= standing.rank < len(committed.slots):
@@ -181,7 +181,7 @@ class Admission:
         return self._seat(message, slot, incarnation=message.incarnation)
 
     def _is_late_spare(self, message: Register, seat: Seat | None) -> bool:
-        """Return whether the sender is a spare of the rebuilt job, which its members could not report."""
+        """Return whether the sender is a spare of the rebuilt job, which the members could not report."""
         is_spare = seat is None and message.incarnation > 0 and message.standing is None
         was_replaced = self._replacements.is_spent(message.node)  # its record was dropped, so it looks unknown
         return is_spare and not was_replaced and self._has_room_for_spare(message)
@@ -189,11 +189,11 @@ class Admission:
     # ---- rule 1b
 
     def _admit_replacement(self, message: Register, claim: Claim, before: Waiting | None) -> Seat | None:
-        """Admit a new node in the line of a dead one.
+        """Admit a new node that replaces a dead one.
 
-        The node is a spare beyond SPARE_NUM until it gets a slot. Once training is finished no round assigns slots:
-        then the node takes the lost node's slot and runs the rest of its script. If that slot went to another node, it
-        takes any lost slot whose script is unfinished.
+        The node is a spare in addition to SPARE_NUM until it gets a slot. Once training is finished, no round assigns
+        slots, so the node takes the lost node's slot and runs the rest of its script. If that slot went to another
+        node, it takes any lost slot whose script is unfinished.
         """
         node, newest = message.node, self._replacements.newest(message.node)
         if claim is Claim.OF_A_LOST_ONE:
@@ -221,7 +221,7 @@ class Admission:
         return None
 
     def _early_retry_s(self, before: Waiting | None) -> float:
-        """Return twice the session's last wait, since the process that it replaces may stay alive."""
+        """Return twice the session's last wait, because the process that it replaces may still be alive."""
         node_timeout_s = self._ledger.policy.node_timeout_s
         return EARLY_RETRY_S if before is None else min(2 * (before.for_s - node_timeout_s), node_timeout_s)
 
@@ -244,7 +244,7 @@ class Admission:
         self._ledger.ready.say(f"fenced {message.process}: {fenced.text}", Severity.WARNING)
 
     def fenced(self, sender: Register | Credential, seat: Seat | None) -> Fenced:
-        """Return the message to a process that wrongly believes it holds this node's seat."""
+        """Return the message for a process that wrongly believes it holds this node's seat."""
         policy = self._ledger.policy
         is_own = seat is not None and seat.is_retired and seat.session == sender.session
         may_return = is_own and policy.recovery and (policy.spare_num > 0 or policy.is_elastic)
@@ -260,7 +260,8 @@ class Admission:
             self._refuse(
                 message,
                 Refusal.RECOVERY_OFF,
-                f"worker {message.node} was here before and ENABLE_RECOVERY=0: set ENABLE_RECOVERY=1 to let it return",
+                f"worker {message.node} was in this job before, and no worker can return with ENABLE_RECOVERY=0: "
+                "set ENABLE_RECOVERY=1 to let it return",
             )
             return None
         lease_left, cool_down_left = self._leases.lease_left_s(seat), self._leases.cool_down_left_s(seat)
@@ -316,7 +317,7 @@ class Admission:
         return [state.seats[node] for node in state.by_slot.values()]
 
     def _take_over(self, message: Register, holders: list[Seat]) -> Seat | None:
-        """Grant the first lost seat whose cool-down has passed, because no slot is free."""
+        """Grant the first lost seat whose cool-down is over. Used if no slot is free."""
         is_trained = self._ledger.state.final is not None
         waits = [
             (max(self._leases.lease_left_s(seat), self._leases.cool_down_left_s(seat)), seat.slot or 0, seat)
@@ -343,7 +344,10 @@ class Admission:
         return None
 
     def _wait_for_full_house(self, message: Register) -> Seat | None:
-        """Make a node that names no slot wait until all nodes have registered; nothing is journaled before."""
+        """Make a node whose ID is no slot number wait until all nodes have registered.
+
+        Nothing is written to the journal before.
+        """
         ledger, world_size = self._ledger, self._ledger.policy.world_size
         is_new = message.session not in self.pending
         older = self._pending_session.get(message.node)
@@ -373,7 +377,7 @@ class Admission:
             self._seat(register, slot)
 
     def forget_pending(self) -> None:
-        """Forget all nodes that wait for a slot; they ask again."""
+        """Forget all nodes that wait for a slot. They will ask again."""
         self.pending.clear()
         self._pending_session.clear()
 
@@ -403,12 +407,12 @@ class Admission:
         return seat
 
     def _next_incarnation(self, before: Seat | None) -> int:
-        """Return an incarnation above all that the node can have had, even in a lost journal."""
+        """Return an incarnation higher than any the node can have had, even according to a lost journal."""
         known = 0 if before is None else before.incarnation
         return 1 + max(known, highest_unheard_incarnation(self._ledger.state.term))
 
     def _has_room_for_spare(self, message: Register) -> bool:
-        """Return whether SPARE_NUM allows one more spare, or a replacement returns to a lost spare's place."""
+        """Return whether there is room for one more spare, or a replacement takes a lost spare's place."""
         has_room = len(self._ledger.state.spares) < self._ledger.policy.spare_num
         return has_room or self._replacements.returns(message)
 
@@ -489,7 +493,7 @@ class Admission:
 
 
 def fenced_text(node: str, seat: Seat | None) -> str:
-    """Return why a process that wrongly claims the node's seat must exit."""
+    """Return why a process that wrongly believes it holds the node's seat must exit."""
     if seat is None:
         holder = "unknown to this scheduler"
     elif seat.is_retired:
@@ -500,7 +504,7 @@ def fenced_text(node: str, seat: Seat | None) -> str:
 
 
 def _slot_named_by(node: str) -> int | None:
-    """Return the slot that a numeric node id names; ``07`` is an ordinary name."""
+    """Return the slot that a numeric node ID stands for, or None. ``07`` is an ordinary name."""
     is_number = len(node) <= MAX_DIGITS and node.isascii() and node.isdigit()
     return int(node) if is_number and str(int(node)) == node else None
 

@@ -1,10 +1,10 @@
-"""Places on a host, watched peers and buddies, computed from the hosts of all members.
+"""Compute each rank's local rank, watched peer and buddy from the hosts of all members.
 
-Each rank watches the next rank on its host, in a ring. Its buddy, on another host, keeps copies of its newest points.
-Buddies result from ordering the ranks by host and shifting them by the size of the largest host: then no rank's buddy
-is on its own host, each rank keeps exactly one other rank's copies, and all members compute the same result. If one
-host has more than half of the ranks, no such shift exists: the buddies of its ranks are spread over the other hosts,
-and those of all other ranks over this host.
+Each rank watches the next rank on its host, in a ring. Its buddy, on another host, stores copies of its newest points.
+To find the buddies, the ranks are ordered by host and shifted by the size of the largest host. Then no rank's buddy is
+on its own host, each rank stores exactly one other rank's copies, and all members compute the same result. If one host
+has more than half of the ranks, no such shift exists: the buddies of its ranks are spread over the other hosts, and
+those of all other ranks over this host.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BuddyPlacement:
-    """The local place, watched peer and buddies of one member."""
+    """The local rank, watched peer and buddies of one member."""
 
     local_rank: int  # among the ranks of its host
     local_world_size: int
@@ -47,7 +47,7 @@ def buddy_placements(hosts: Sequence[str]) -> list[BuddyPlacement]:
 
 
 def _next_on_host(hosts: Sequence[str]) -> list[int | None]:
-    """Return, by rank, the next rank on its host, cyclically; None if there is no other."""
+    """Return the next rank on each rank's host, in a ring, or None if the rank is alone there."""
     after: list[int | None] = [None] * len(hosts)
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -63,9 +63,9 @@ def _next_on_host(hosts: Sequence[str]) -> list[int | None]:
 
 
 def buddies(hosts: Sequence[str]) -> tuple[int | None, ...]:
-    """Return, by rank, the rank that keeps its copies; None in a world of one.
+    """Return the rank that stores each rank's copies, or None in a world of one rank.
 
-    The keeper is on another host if the job has several hosts.
+    The buddy is on another host if the job has several hosts.
 
     Args:
         hosts: the members' hosts, by rank.

@@ -1,7 +1,7 @@
 """Ask workers to leave on purpose: for a departing host, a smaller world or maintenance.
 
-A worker leaves at its next commit. Requests are not journaled: the requester repeats them until the node has left, so a
-request lost with a scheduler is only delayed.
+A worker leaves at its next commit. Requests are not written to the journal. The requester repeats them until the node
+has left, so a request that is lost with a scheduler is only delayed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from samebits.core.messages import Depart
 
 
 def ask_to_leave(ledger: Ledger, nodes: Sequence[str], text: str) -> None:
-    """Ask those of these nodes that hold a live seat to leave; log ``text`` if it is not empty."""
+    """Ask the given nodes that hold a live seat to leave, and log ``text`` if it is not empty."""
     state = ledger.state
     for node in dict.fromkeys(nodes):
         seat = state.seats.get(node)

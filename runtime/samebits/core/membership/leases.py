@@ -1,8 +1,8 @@
 """Leases and cool-downs of nodes (docs/contributors/architecture.md).
 
-Each accepted message renews a lease; silence or a closed connection ends it. The cool-down runs from the last accepted
-message or observed close, whether or not the lease has ended. Deadlines are in a lazy heap with one entry per seat,
-which is checked when it reaches the top. So a heartbeat costs O(1) and a tick O(expired).
+Each accepted message renews a lease; silence or a closed connection ends it. The cool-down starts at the last accepted
+message or observed close, whether or not the lease has ended. Deadlines are in a heap with one entry per seat, which is
+updated only when it reaches the top. A heartbeat therefore costs O(1) and a tick O(expired).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from samebits.core.state import Seat
 
 
 class Leases:
-    """Renews, ends and measures leases; every change of a node's liveness passes through here."""
+    """Renews and ends leases. Every change of a node's liveness is made here."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -35,7 +35,7 @@ class Leases:
         heapq.heappush(self._deadlines, (presence.lease_until, seat.node, seat.incarnation))
 
     def renew(self, seat: Seat) -> bool:
-        """Renew the lease; return True at the first message of this term or after a loss."""
+        """Renew the lease. Return True for the first message of this term or after a loss."""
         ledger, presence = self._ledger, self._ledger.presences[seat.node]
         came_back = presence.heard_at is None or seat.is_lost
         if came_back:
@@ -52,7 +52,7 @@ class Leases:
         return came_back
 
     def close(self, seat: Seat, *, gone: bool, witness: Seat | None = None) -> str | None:
-        """Record a closed connection, or a death that a ``witness`` on the same host reported first.
+        """Record a closed connection, or a death that a ``witness`` on the same host has reported first.
 
         Returns:
             The reason if the lease ends at once, else None.
@@ -81,7 +81,7 @@ class Leases:
         return None
 
     def end(self, seat: Seat, reason: str, status: int = 0) -> None:
-        """Record the node's loss; ``status`` is not 0 if its script exited with that status."""
+        """Record that the node is lost. ``status`` is not 0 if its script exited with that status."""
         ledger, presence = self._ledger, self._ledger.presences[seat.node]
         known = presence.last_words or (presence.ended.text if presence.ended is not None else "")
         ledger.write(SeatLost(seat.node, seat.incarnation, self._quiet_from(seat), known or reason, status))
@@ -94,9 +94,10 @@ class Leases:
         ledger.ready.say(f"{text}. Fix: {fix}" if fix else text, Severity.WARNING)
 
     def closing(self) -> list[Seat]:
-        """Return live seats with a closed connection, which are lost at once if a collective fails.
+        """Return live seats with a closed connection, which count as lost at once if a collective fails.
 
-        After a long pause of this scheduler there are none: workers close connections to look for it elsewhere.
+        After a long pause of this scheduler the list is empty, because workers close connections to look for another
+        one.
         """
         if not self._closing or self._ledger.now < self._searched_until:
             return []  # a cleared set keeps its size, and every heartbeat in a round would walk it
@@ -110,7 +111,7 @@ class Leases:
             self._ledger.miss(seat.slot, at_once=True)
 
     def expired(self) -> list[tuple[Seat, str]]:
-        """Return seats whose lease is over, with the reason. Call only after the socket is drained."""
+        """Return the seats whose lease is over, with the reason. Call this only after the socket is drained."""
         ledger, over = self._ledger, []
         again = set()
         while self._deadlines and self._deadlines[0][0] <= ledger.now:
@@ -129,7 +130,7 @@ class Leases:
         return list({seat.node: (seat, reason) for seat, reason in over}.values())
 
     def silent(self) -> list[Seat]:
-        """Return the seats that ``expired`` would return for their silence, without changing them."""
+        """Return the seats that ``expired`` would return now because they are silent, without changing them."""
         ledger, due = self._ledger, []
         while self._deadlines and self._deadlines[0][0] <= ledger.now:
             due.append(heapq.heappop(self._deadlines))
@@ -146,10 +147,10 @@ class Leases:
         ]
 
     def shift(self, gap_s: float) -> None:
-        """Extend leases by a pause of the scheduler, so that no node loses its lease because of it.
+        """Extend leases by the length of a pause of the scheduler, so that no node loses its lease because of it.
 
         A lease that was renewed after the pause (the queue may be drained first) gets at most its full length.
-        Cool-downs are not extended: they do not protect against pauses of this scheduler.
+        Cool-downs are not extended, because they do not protect against pauses of this scheduler.
         """
         now = self._ledger.now
         if gap_s >= self._ledger.policy.node_timeout_s / 2:
@@ -167,19 +168,22 @@ class Leases:
         return self._deadlines[0][0] if self._deadlines else None
 
     def lease_left_s(self, seat: Seat) -> float:
-        """Return seconds until the lease can end; 0 if it has."""
+        """Return the number of seconds until the lease can end, or 0 if it has ended."""
         if not seat.is_held:
             return 0.0
         return max(0.0, self._due(self._ledger.presences[seat.node])[0] - self._ledger.now)
 
     def cool_down_left_s(self, seat: Seat) -> float:
-        """Return seconds until another session of this node may be seated, regardless of its lease."""
+        """Return the number of seconds until another session of this node can get the seat."""
         if seat.has_left:
             return 0.0
         return max(0.0, self._quiet_from(seat) + self._ledger.policy.cool_down_s - self._ledger.now)
 
     def _lease_s(self, *, is_heard: bool) -> float:
-        """Return the lease's length in seconds; a node not heard from in this term may still try other addresses."""
+        """Return the lease's length in seconds.
+
+        It is longer for a node that has not sent a message in this term, because it may first try other addresses.
+        """
         policy = self._ledger.policy
         return policy.node_timeout_s if is_heard else policy.node_timeout_s + policy.search_s
 
@@ -199,7 +203,7 @@ class Leases:
         return presence.lease_until, silent if hang is Hang.SILENT else f"{silent}: it {hang.value}"
 
     def _quiet_from(self, seat: Seat) -> float:
-        """Return the time of the last accepted message or observed close, as far as it is known."""
+        """Return the time of the last accepted message or observed close, if known."""
         ledger, presence = self._ledger, self._ledger.presences.get(seat.node)
         if presence is not None and presence.heard_at is not None:
             return max(presence.heard_at, presence.closed_at or presence.heard_at)

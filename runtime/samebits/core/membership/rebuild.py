@@ -1,8 +1,8 @@
 """Rebuild a lost journal from the workers that are alive (docs/explanation/how-recovery-works.md).
 
 A member of the last generation knows its place there, and two schedulers cannot give a majority of one generation the
-same places. So the lost journal contained what a majority agrees on. A minority, a stale member or the last process of
-an older job never determines the result (S15).
+same places. The facts on which a majority agrees must therefore have been in the lost journal. A minority, an outdated
+member or the last process of an older job never determines the result (S15).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _TOO_HIGH = MAX_TERM // 2  # a term above this is made up by a stranger; a rebui
 
 
 def highest_unheard_incarnation(term: int) -> int:
-    """Return the highest incarnation that a journal lost before this term may have given out unreported."""
+    """Return the highest incarnation that a lost journal may have assigned before this term without a report of it."""
     return (term // UNHEARD_TERMS) << UNKNOWN_INCARNATION
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The facts on which reports from members of one generation must agree."""
+    """The facts that must be equal in the reports of one generation's members."""
 
     job: str
     generation: int
@@ -48,7 +48,7 @@ class Agreement:
 
 
 class Rebuild:
-    """Collects the reports of an earlier job's members, while no seat is granted, and judges them once."""
+    """Collects the reports of an earlier job's members while no seat is granted, and judges them once."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -59,11 +59,11 @@ class Rebuild:
 
     @property
     def deadline(self) -> float | None:
-        """Return when the reports are judged, even if some are missing; None before the first."""
+        """Return when the reports are judged even if some are missing, or None before the first report."""
         return self._until
 
     def takes(self, message: Register) -> bool:
-        """Return whether this Register is a report, or has to wait until the reports are judged."""
+        """Return whether this Register is a report, or must wait until the reports are judged."""
         ledger = self._ledger
         if self._is_over or not (ledger.policy.recovery and ledger.policy.rebuild) or ledger.state.seats:
             return False
@@ -95,12 +95,12 @@ class Rebuild:
             ledger.ready.say(text, Severity.WARNING)
 
     def _is_spare(self, message: Register) -> bool:
-        """Return whether the sender is a spare of the lost job, whose members will follow."""
+        """Return whether the sender is a spare of the lost job, so that its members will register, too."""
         is_spare = message.standing is None and message.incarnation > 0
         return self._ledger.policy.spare_num > 0 and is_spare and self._is_of_lost_job(message)
 
     def _is_of_lost_job(self, message: Register) -> bool:
-        """Return whether the sender belongs to the lost job: the launcher's, or any if there is none."""
+        """Return whether the sender belongs to the lost job: the launcher's job, or any job if there is no launcher."""
         expected = self._ledger.policy.job
         return message.job == expected if expected else message.job not in ("", self._ledger.state.job)
 
@@ -118,20 +118,20 @@ class Rebuild:
         )
 
     def forget(self, session: str) -> None:
-        """Drop the report of a session whose connection closed."""
+        """Discard the report of a session whose connection was closed."""
         self._reports.pop(session, None)
 
     def shift(self, gap_s: float) -> None:
-        """Extend the deadline after a pause of the scheduler."""
+        """Extend the deadline by the length of a pause of the scheduler."""
         if self._until is not None:
             self._until = min(self._until + gap_s, self._ledger.now + self._ledger.policy.node_timeout_s)
 
     def judge(self) -> list[Register] | None:
-        """Return the members of the rebuilt job, already journaled.
+        """Return the members of the rebuilt job, which is then already in the journal.
 
-        None if it is too early or no group agrees. Call only after the socket is drained. The first group to agree need
-        not be the newest: all members of an earlier generation may be alive, cut off and replaced, and may report
-        before their successors.
+        Return None if it is too early or no group agrees. Call this only after the socket is drained. The first group
+        to agree need not be the newest: all members of an earlier generation may be alive, cut off and replaced, and
+        may report before their successors.
         """
         ledger = self._ledger
         if self._until is None or ledger.now < self._until:
@@ -221,12 +221,12 @@ _MEND = "End the remaining processes and start again with `samebits recover` or 
 
 
 def is_placeholder(session: str) -> bool:
-    """Return whether a seat was rebuilt without a report of its holder."""
+    """Return whether a seat was rebuilt without a report from its holder."""
     return not session
 
 
 def _is_majority(said: Agreement, reports: int) -> bool:
-    """Return whether this many reports are a majority; a generation can have only one."""
+    """Return whether this many reports are a majority. A generation can have only one majority."""
     return 2 * reports > said.world_size
 
 
@@ -237,7 +237,7 @@ def _what_it_says(message: Register) -> Agreement:
 
 
 def _in_agreement(reports: Iterable[Register]) -> dict[Agreement, dict[int, Register]]:
-    """Return the reports by agreement and rank; two claims to one rank cancel each other."""
+    """Group the reports by agreement and rank. If two reports claim the same rank, neither counts."""
     groups: dict[Agreement, dict[int, Register]] = {}
     claimed_twice: set[tuple[Agreement, int]] = set()
     for message in reports:
@@ -253,7 +253,7 @@ def _in_agreement(reports: Iterable[Register]) -> dict[Agreement, dict[int, Regi
 
 
 def _slots_by_rank(world_size: int, members: Mapping[int, Register]) -> tuple[int, ...]:
-    """Return the reported slots, and for each other rank the first slot that keeps the order."""
+    """Return the slots of all ranks. A rank without a report gets the first slot that keeps the slots in order."""
     slots: list[int] = []
     for rank in range(world_size):
         standing = members[rank].standing if rank in members else None
@@ -262,7 +262,7 @@ def _slots_by_rank(world_size: int, members: Mapping[int, Register]) -> tuple[in
 
 
 def _rises(members: Mapping[int, Register]) -> bool:
-    """Return whether slots ascend with ranks and leave room for the ranks between."""
+    """Return whether slots increase with ranks and leave room for the ranks in between."""
     reported = [(rank, members[rank].standing) for rank in sorted(members)]
     places = [(rank, standing.slot) for rank, standing in reported if standing is not None]
     return all(b_slot - a_slot >= b_rank - a_rank for (a_rank, a_slot), (b_rank, b_slot) in pairwise(places))

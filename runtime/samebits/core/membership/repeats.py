@@ -1,8 +1,8 @@
 """Recognise repeated heartbeats, which renew a lease and have no other effect.
 
-A repeated message adds no transition (invariant S17), so it need not be judged again until something else happens. That
-matters with ten thousand heartbeats per second. Any other event, for any sender, clears the memory, so what is
-remembered is never older than the last change.
+A repeated message causes no transition (invariant S17), so it need not be handled in full until something else happens.
+That matters with ten thousand heartbeats per second. Any other event, from any sender, clears the stored heartbeats, so
+they are never older than the last change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MOST_A_SEAT = 2
 
 
 class Repeats:
-    """The last heartbeat of each session, if it had no effect."""
+    """The last heartbeat of each session whose heartbeat had no effect."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -22,7 +22,7 @@ class Repeats:
         self._era = 0  # entries of earlier eras are invalid
 
     def take(self, session: str, message: object) -> bool:
-        """Renew the sender's lease if the message is a repetition. In training the step may differ."""
+        """Renew the sender's lease if the message is a repetition. During training the step may differ."""
         known = self._said.get(session)
         if known is None or known[2] != self._era:
             return False
@@ -35,11 +35,11 @@ class Repeats:
         return True
 
     def remember(self, session: str, message: Heartbeat, presence: Liveness) -> None:
-        """Remember an accepted heartbeat that had no effect."""
+        """Store an accepted heartbeat that had no effect."""
         self._said[session] = (message, presence, self._era)
 
     def forget(self) -> None:
-        """Invalidate all entries; removing ten thousand of them would delay a loss."""
+        """Invalidate all entries. Removing ten thousand of them would delay the handling of a loss."""
         self._era += 1
         if len(self._said) > MOST_A_SEAT * len(self._ledger.state.seats):
             self._said.clear()  # drop sessions that have ended

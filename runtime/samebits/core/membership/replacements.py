@@ -1,9 +1,9 @@
 """Recognise replacements: nodes that the job's own launcher starts for dead ones (rule 1b).
 
-This module judges the proof and the claim; ``admission`` assigns seats. A replacement is another node, ``2.1`` for node
-``2``, so the known node's cool-down needs no exception. A replacement proves its origin with the launcher's token,
-which never leaves the launcher's machine. Each number is accepted once and must be above all earlier ones of its line,
-so an overheard proof is useless.
+This module checks the proof; ``admission`` assigns seats. A replacement is a new node, such as ``2.1`` for node ``2``,
+so the old node's cool-down needs no exception. A replacement proves its origin with the launcher's token, which never
+leaves the launcher's machine. Each number is accepted once and must be higher than all earlier numbers of the same
+node, so an intercepted proof is useless.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def proof_of(token: bytes, job: str, node: str, session: str) -> bytes:
 
 
 class Claim(enum.Enum):
-    """Result of checking whether a Register comes from a replacement."""
+    """The possible results of checking whether a Register comes from a replacement."""
 
     NONE = "it does not claim to be one, or the claim cannot be checked"
     FORGED = "its proof was not made with this job's token"
@@ -45,13 +45,13 @@ class Claim(enum.Enum):
 
 
 class Replacements:
-    """Judges whether a node is a replacement, without changing anything."""
+    """Checks whether a node is a replacement, without changing anything."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     def claim(self, message: Register) -> Claim:
-        """Return the claim of a session that holds no seat."""
+        """Check the claim of a session that holds no seat."""
         number, newest = number_of(message.node), self.newest(message.node)
         if number == 0:
             return Claim.NONE
@@ -71,24 +71,24 @@ class Replacements:
         return Claim.OF_A_LOST_ONE if newest.slot is not None or has_waited or needs_one else Claim.OF_NOBODY
 
     def is_spent(self, node: str) -> bool:
-        """Return whether this node is a replacement with a number that its line has already used."""
+        """Return whether this replacement's number was already used."""
         return 0 < number_of(node) <= self._ledger.state.replacements.get(root_of(node), 0)
 
     def returns(self, message: Register) -> bool:
-        """Return whether the launcher restarted a lost spare of this name, the last of its line."""
+        """Return whether the launcher has restarted a lost spare under its name, and no later replacement exists."""
         newest = self.newest(message.node)
         is_it = newest is not None and newest.node == message.node and newest.is_spare and not newest.is_held
         return is_it and number_of(message.node) > 0 and self.is_proven(message)
 
     def is_proven(self, message: Register) -> bool:
-        """Return whether the job's own launcher started this session's process."""
+        """Return whether the session's process was started by the job's own launcher."""
         policy, job = self._ledger.policy, self._ledger.state.job
         if not self._says_so(message):
             return False
         return hmac.compare_digest(message.proof, proof_of(policy.token, job, message.node, message.session))
 
     def newest(self, node: str) -> Seat | None:
-        """Return the seat of the last admitted node in this node's line."""
+        """Return the seat of the newest admitted node among this node and its replacements, or None."""
         state, root = self._ledger.state, root_of(node)
         number = state.replacements.get(root, 0)
         return (state.seats.get(f"{root}.{number}") if number else None) or state.seats.get(root)

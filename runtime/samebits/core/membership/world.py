@@ -1,7 +1,7 @@
-"""The world's size, its expected members, and the successors of lost slots.
+"""The size of the world, its expected members, and the successors of lost slots.
 
-A slot is expected from the moment it is held until it is durably taken away. So the journal defines the world, and a
-round waits for exactly those slots. A member's rank is its slot's index among them.
+A slot is expected from the moment it is held until it is durably taken away. The journal therefore defines the world,
+and a round waits for exactly these slots. A member's rank is the index of its slot among them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from samebits.core.state import Seat
 
 
 def rank_of_slot(committed: GenerationCommitted, slot: int) -> int | None:
-    """Return the slot's rank in this generation, or None."""
+    """Return the rank of the slot's holder in this generation, or None."""
     slots = committed.slots
     rank = slot if slot < len(slots) and slots[slot] == slot else bisect_left(slots, slot)  # in a full world: itself
     return rank if rank < len(slots) and slots[rank] == slot else None
@@ -43,7 +43,7 @@ class World:
         self._places: tuple[int, dict[int, RankPosition]] = (-1, {})  # cached for one version of the ledger
 
     def load(self) -> None:
-        """Expect the slots in the journal, all absent at first."""
+        """Expect the slots in the journal. All are absent at first."""
         ledger, state = self._ledger, self._ledger.state
         expected = set(state.by_slot)
         if state.generation is None:
@@ -66,14 +66,14 @@ class World:
         return committed is not None and bool(committed.slots) and rank_of_slot(committed, slot) is None
 
     def size(self) -> int:
-        """Return how many slots the world has, held or not."""
+        """Return the number of slots, held or not."""
         ledger = self._ledger
         if not ledger.policy.is_elastic:
             return ledger.policy.world_size
         return len(ledger.state.by_slot) + len(ledger.absent) - len(ledger.vacated)
 
     def free_slot(self, wanted: int | None = None) -> int | None:
-        """Return a slot for one more worker (``wanted``, or the first free one), or None."""
+        """Return a slot for one more worker (``wanted``, or else the first free one), or None."""
         ledger = self._ledger
         candidates = range(ledger.policy.max_world_size) if wanted is None else (wanted,)
         grows, held = self.may_grow(), ledger.state.by_slot
@@ -101,7 +101,7 @@ class World:
         return not ledger.absent or (ledger.policy.is_elastic and ledger.present() >= ledger.policy.world_size)
 
     def start_deadline(self, first_heard_at: float | None, pending: int) -> float | None:
-        """Return when the first generation forms with fewer than WORKER_NUM, or None."""
+        """Return when the first generation forms with fewer than WORKER_NUM workers, or None."""
         policy = self._ledger.policy
         if self.has_begun or first_heard_at is None or policy.min_world_size == policy.world_size:
             return None
@@ -109,14 +109,14 @@ class World:
         return first_heard_at + policy.start_grace_s if enough else None
 
     def begin_without_absent(self) -> None:
-        """Give up the absent slots, so that the first generation begins without them."""
+        """Give up the absent slots so that the first generation can begin without them."""
         for slot in sorted(self._ledger.absent):
             self._give_up(slot)
 
     # ---- losses
 
     def give_slots(self) -> list[Seat]:
-        """Give lost slots to spares at once, since the cool-down applies only to the lost node."""
+        """Give lost slots to spares at once. Only the lost node has to wait for a cool-down."""
         ledger = self._ledger
         given: list[Seat] = []
         if not (ledger.absent and ledger.state.spares):
@@ -153,13 +153,13 @@ class World:
         return given
 
     def _here(self) -> list[Seat]:
-        """Return spares that were heard from and are connected; the others may be dead as well."""
+        """Return spares that have sent a message and are connected. The others may be dead as well."""
         ledger = self._ledger
         found = ((ledger.state.seats[node], ledger.presences[node]) for node in ledger.state.spares)
         return [seat for seat, presence in found if presence.heard_at is not None and presence.closed_at is None]
 
     def spare_said(self, lost: Seat) -> str:
-        """Return where the spare for this seat is, as a phrase for a sentence; "" without one."""
+        """Return a phrase about where the spare for this seat is, or "" if there is no spare."""
         fit = _fit(self._here(), lost, {root_of(lost.node)})
         if not fit:
             return ""
@@ -187,14 +187,14 @@ class World:
         return min(spares, key=falls_short)
 
     def shortage(self) -> str:
-        """Return how many workers an elastic world lacks, for messages; "" if it has enough."""
+        """Return how many workers an elastic world lacks, as a text, or "" if it has enough."""
         ledger, least = self._ledger, self._ledger.policy.min_world_size
         if not ledger.policy.is_elastic or ledger.present() >= least:
             return ""
         return f"; {ledger.present()} of at least {least} (MIN_WORKER_NUM) are here"
 
     def shrink(self) -> None:
-        """Continue without the slots whose grace period is over, if enough members remain."""
+        """Continue without slots whose grace period is over, if enough members remain."""
         ledger = self._ledger
         deadline = self.shrink_deadline()
         if deadline is None or deadline > ledger.now:
@@ -226,7 +226,7 @@ class World:
         self._ledger.meet(slot)
 
     def shift(self, gap_s: float) -> None:
-        """Extend grace periods after a pause of the scheduler."""
+        """Extend grace periods by the length of a pause of the scheduler."""
         ledger = self._ledger
         latest = ledger.now + ledger.policy.shrink_grace_s
         for slot, until in ledger.absent.items():
@@ -235,12 +235,12 @@ class World:
     # ---- members and places
 
     def expect_later(self, slot: int) -> None:
-        """Mark a slot's new holder as not ready, so that no round waits for it."""
+        """Record that a slot's new holder is not ready, so that no round waits for it."""
         self.coming.add(slot)
         self._ledger.version += 1
 
     def expect_now(self, slot: int) -> None:
-        """Mark a slot's holder as ready, or as gone."""
+        """Record that a slot's holder is ready, or gone."""
         if slot in self.coming:
             self.coming.remove(slot)
             self._ledger.version += 1
@@ -250,20 +250,20 @@ class World:
         return slot not in self.coming or slot not in self._outside()
 
     def members(self) -> list[int]:
-        """Return the slots, ascending, that would form a generation now."""
+        """Return the slots that would form a generation now, in ascending order."""
         return sorted(self._ledger.state.by_slot.keys() - self._outside())
 
     def is_complete(self, joined: int) -> bool:
-        """Return whether a round with this many members has all that it waits for."""
+        """Return whether a round with this many joined members has everyone that it waits for."""
         return not self._ledger.absent and joined == len(self._ledger.state.by_slot) - len(self._outside())
 
     def _outside(self) -> set[int]:
-        """Return newcomers that a round can do without."""
+        """Return newcomers that a round need not wait for."""
         enough = self.coming and self._ledger.present() - len(self.coming) >= self._ledger.policy.min_world_size
         return self.coming if enough else set()
 
     def place_of(self, slot: int) -> RankPosition | None:
-        """Return the slot's place in a round of all present members; at fixed size, of all members."""
+        """Return the slot's place in a round of all present members or, at a fixed size, of all members."""
         ledger = self._ledger
         if not ledger.policy.is_elastic:
             return RankPosition(slot, slot, ledger.policy.world_size)
@@ -275,6 +275,6 @@ class World:
 
 
 def _fit(spares: Sequence[Seat], lost: Seat | None, lines: Collection[str]) -> list[Seat]:
-    """Return spares that may take the lost slot: its own replacement, or spares of no other lost line."""
+    """Return spares that may take the lost slot: its own replacement, or spares that replace no other lost node."""
     own = None if lost is None else root_of(lost.node)
     return [one for one in spares if (line := root_of(one.node)) == own or line not in lines]

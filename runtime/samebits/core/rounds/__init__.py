@@ -1,1 +1,1 @@
-"""Rounds: meetings of members, durable restore points, and first losses of generations."""
+"""Rounds in which members form a generation, durable restore points, and the first losses of generations."""

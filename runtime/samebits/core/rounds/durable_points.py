@@ -1,7 +1,7 @@
-"""Find restore points that every member has on disk; until then no member may delete older ones.
+"""Find restore points that every member has on disk. Until then, no member may delete older ones.
 
-Each report lists all newest points of its sender, so reports may be lost, duplicated or late. A point is counted when
-reports change, and committed once all members hold it with the same digest.
+Each report lists all of its sender's newest points, so reports may be lost, duplicated or late. Points are counted when
+reports change. A point is committed once all members hold it with the same digest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from samebits.core.watch.equality import Equality
 
 
 class DurablePoints:
-    """Counts, for the last generation's members, the points on their disks."""
+    """Counts which points the last generation's members have on disk."""
 
     def __init__(self, ledger: Ledger, equality: Equality) -> None:
         self._ledger = ledger
@@ -30,7 +30,7 @@ class DurablePoints:
         self._holders: Counter[Point] = Counter()  # point → number of holders
 
     def take(self, seat: Seat, body: SavedPoints, said: ReportEnvelope) -> None:
-        """Record a member's report; after its first one, send it the known committed point."""
+        """Record a member's report. After its first report, send it the committed point."""
         committed = self._ledger.state.generation
         if committed is None:
             return
@@ -50,7 +50,7 @@ class DurablePoints:
             self._tell(seat, known)
 
     def commit_newest(self, points: Collection[Point]) -> bool:
-        """Commit the newest of these points that all members hold equally; return whether one was found."""
+        """Commit the newest of these points that all members hold equally, and return whether there is one."""
         committed, known = self._ledger.state.generation, self._ledger.state.committed_point
         if committed is None or committed is not self._counted:
             return False
@@ -71,7 +71,7 @@ class DurablePoints:
         self._ledger.tell(seat.node, CommittedPoint(state.job, state.term, state.generation_number, point))
 
     def _count_for(self, committed: GenerationCommitted) -> None:
-        """Recount after the members changed; reports of remaining members stay valid."""
+        """Count again after the members have changed. Reports of members that remain are still valid."""
         if committed is self._counted:
             return
         self._counted, self._incarnations = committed, dict(committed.members)

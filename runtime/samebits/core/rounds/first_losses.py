@@ -1,8 +1,8 @@
 """The first losses of a generation: which members, when, at which step and why.
 
-The first loss is the cause and later ones follow from it. So it is journaled before any member is informed, and every
-later message names it. Other deaths within ``AT_ONCE_S``, without an error or with a different one, count as causes
-too, because their order is unknown.
+The first loss is the cause, and later ones follow from it. It is therefore written to the journal before any member is
+informed, and every later message names it. Other deaths within ``AT_ONCE_S`` seconds, without an error or with a
+different one, count as causes too, because their order is unknown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMED_FOLLOWERS = 8
 
 
 class Causes:
-    """Causes of generations that no later generation has replaced yet.
+    """Causes for the ends of generations, as long as no later generation trains.
 
     Args:
         known: the journal's causes of the last generation.
@@ -39,12 +39,12 @@ class Causes:
 
     @property
     def first(self) -> str:
-        """Return the first loss since the job last trained, as a sentence; "" while it trains."""
+        """Return a sentence about the first loss since the job last trained, or "" while it trains."""
         return self._first()
 
     @property
     def first_at_end(self) -> str:
-        """Return the first loss without its remedy, for a job that ends and no longer carries it out."""
+        """Return the first loss without its remedy, for a job that ends before the remedy is carried out."""
         return self._first(_without_remedy)
 
     def _first(self, shown: Callable[[CauseFound], CauseFound] = lambda one: one) -> str:
@@ -55,14 +55,14 @@ class Causes:
         return ""
 
     def is_named_in(self, text: str) -> bool:
-        """Return whether a text, such as a launcher's reason to end the job, already states the first loss."""
+        """Return whether a text, such as a launcher's reason to end the job, already names the first loss."""
         found = next(iter(self._of.values()), [])
         if isinstance(found, str):
             return found in text
         return any(_reason(one) in text for one in found)
 
     def take(self, cause: CauseFound, *, spoke: bool, is_echo: bool = False) -> bool:
-        """Record that a member is lost or dying; return whether that is a new cause.
+        """Record that a member is lost or dying, and return whether that is a new cause.
 
         Args:
             cause: the member's loss; recorded again if the member had announced its death.
@@ -89,7 +89,7 @@ class Causes:
         return False
 
     def explain(self, node: str, process: Process, text: str) -> CauseFound | None:
-        """Add details on a process's end; return the changed cause, or None if there is none."""
+        """Add details about a process's end, and return the changed cause, or None."""
         for found in (*self._of.values(), self._made_good):
             if isinstance(found, str):
                 continue
@@ -102,11 +102,11 @@ class Causes:
         return None
 
     def blame(self, generation: int, text: str) -> None:
-        """Record a reason other than a loss why the generation ended or none forms."""
+        """Record a reason other than a loss for which the generation ended or none forms."""
         self._of.setdefault(generation, text)
 
     def made_good(self, generation: int) -> None:
-        """Settle earlier causes: a member trains in this generation."""
+        """Mark earlier causes as resolved, because a member trains in this generation."""
         for earlier in [one for one in self._of if one < generation]:
             found = self._of.pop(earlier)
             self._made_good = found if isinstance(found, list) else []
@@ -114,7 +114,7 @@ class Causes:
 
 
 def observed(presence: Liveness, words: str, lease_s: float) -> Observation:
-    """Return the scheduler's knowledge of a lost process; ``words`` is its own error message, or ""."""
+    """Return what the scheduler knows about a lost process. ``words`` is its own error message, or ""."""
     if presence.hang is not None:
         return Observation(hang=presence.hang)
     if (killed := _KILLED.search(words)) is not None:  # a launcher's words about its worker
@@ -132,7 +132,7 @@ def observed(presence: Liveness, words: str, lease_s: float) -> Observation:
 
 
 def sentence(causes: Sequence[CauseFound], followers: Collection[int] = ()) -> str:
-    """Return ``rank 3 (node 3, host a, pid 4711) failed first, at step 412: …; ranks 0–2 followed``."""
+    """Return a text such as ``rank 3 (node 3, host a, pid 4711) failed first, at step 412: …; ranks 0–2 followed``."""
     first, *others = causes
     text = f"{_who(first)} failed first{_when(first)}: {first.text}"
     if others:
@@ -149,7 +149,7 @@ def _reason(cause: CauseFound) -> str:
 
 
 def _without_remedy(cause: CauseFound) -> CauseFound:
-    """Return the cause with its class alone in parentheses, unless the remedy is the job's end."""
+    """Return the cause with only its class in parentheses, unless its remedy is to end the job."""
     reason, mark, judgement = cause.text.rpartition(" (")
     kind, has_remedy, remedy = judgement.partition("; ")
     is_undone = bool(mark and has_remedy) and "job ends" not in remedy and "ends the job" not in remedy
@@ -157,7 +157,7 @@ def _without_remedy(cause: CauseFound) -> CauseFound:
 
 
 def _as_it_was_made_good(text: str, before: str) -> str:
-    """Return ``text`` with the remedy of ``before``, which was already carried out."""
+    """Return ``text`` with the remedy in ``before``, which has already been carried out."""
     return f"{text.rpartition('; ')[0]}; {before.rpartition('; ')[2]}"
 
 

@@ -1,8 +1,8 @@
-"""Detect a journal that lost its last records, which only its job's workers can reveal.
+"""Detect a journal that has lost its last records, which only the job's workers can reveal.
 
-A journal cut at a record's end looks intact. But generations and incarnations only rise, and a worker learns a number
-only after it is durable ("save, then speak"). So a worker that knows a higher number proves that records are missing.
-The missing records are not restored, but the next generation gets an unused number.
+A journal that was cut at the end of a record looks intact. But generations and incarnations only increase, and a worker
+learns a number only after it is durable. A worker that knows a higher number than the journal therefore proves that
+records are missing. They are not restored, but the next generation gets an unused number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MEND = (
 
 
 def told_more(message: Register, state: JobState) -> str:
-    """Return a warning if a worker knows of more than the journal holds; "" if not."""
+    """Return a warning if a worker knows of more than the journal contains, otherwise ""."""
     if not message.job or message.job != state.job:
         return ""
     seat, standing = state.seats.get(message.node), message.standing
@@ -41,8 +41,8 @@ def told_more(message: Register, state: JobState) -> str:
 def next_generation(state: JobState, joined: Iterable[Holdings]) -> tuple[int, str]:
     """Return an unused generation number, and a warning if the journal lacks generations.
 
-    If a number were reused, points of the generation missing from the journal would pass for points of the new one, and
-    each rank might hold a different one.
+    If a number were reused, points of a generation missing from the journal could be mistaken for points of the new
+    one, and ranks could load different points.
     """
     held = {point.generation for one in joined for point in (*one.points, *(copy.point for copy in one.copies))}
     held |= {kept.point.generation for one in joined for kept in one.kept}

@@ -1,8 +1,8 @@
-"""Rounds and generations: how members meet and start together (docs/contributors/architecture.md).
+"""Rounds and generations: how members gather and start together (docs/contributors/architecture.md).
 
-One round is open at a time and covers every loss that happens meanwhile. It closes when all expected members have
-joined. The generation is journaled first, then each member is sent its place. A generation's address map is volatile:
-members repeat their part until their group is formed, so a restarted scheduler collects it again.
+Only one round is open at a time, and it covers every loss in the meantime. It closes when all expected members have
+joined. The new generation is first written to the journal, then each member is sent its place. A generation's address
+map is not durable: members repeat their part until their group is formed, so a restarted scheduler collects it again.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Round:
 
 @dataclass(slots=True)
 class Invitations:
-    """Invitations to the present state of one round, cached because thousands are nearly identical."""
+    """Invitations to one round, cached because thousands of them are nearly identical."""
 
     alike: RoundOpened  # without incarnation and place
     made: dict[tuple[int, RankPosition | None], RoundOpened] = field(default_factory=dict)
@@ -149,11 +149,11 @@ class Rendezvous:
         self._invite_all()
 
     def is_urgent(self) -> bool:
-        """Return whether a round is open whose generation cannot continue to its next commit."""
+        """Return whether a round is open for which members must leave their generation before its next commit."""
         return self.round is not None and not self.round.gently
 
     def blame(self, reason: str, *, breaks: bool) -> None:
-        """Inform waiting members, once, of a loss; if it ``breaks`` the generation, training members too."""
+        """Tell waiting members, once, about a loss. If it ``breaks`` the generation, tell training members, too."""
         if breaks:
             self.harden(reason)
         if self.round is not None and self.round.blames_nobody:
@@ -161,13 +161,13 @@ class Rendezvous:
             self._invite_all_again()
 
     def harden_if_stuck(self) -> None:
-        """Make a gentle round urgent if late members wait in a collective for those that left."""
+        """Make a gentle round urgent if other members wait in a collective for members that have left."""
         round_ = self.round
         if round_ is not None and round_.leave_by is not None and round_.leave_by <= self._ledger.now:
             self.harden("the others have left the generation at a commit")
 
     def harden(self, reason: str) -> None:
-        """Turn a gentle round into an urgent one: its generation cannot reach its next commit."""
+        """Make a gentle round urgent, because its generation cannot reach its next commit."""
         if self.round is not None and self.round.gently:
             self.round.text, self.round.gently, self.round.leave_by = reason, False, None
             self.round.opened_at = self._ledger.now
@@ -175,7 +175,7 @@ class Rendezvous:
             self._invite_all_again()
 
     def begin_again(self, reason: str) -> None:
-        """Discard the holdings in the open round, because all members must roll back first."""
+        """Discard what members have reported in the open round, because all must roll back first."""
         round_ = self.round
         if round_ is None:
             return
@@ -188,7 +188,7 @@ class Rendezvous:
             self._invite_all_again()
 
     def _invite_all_again(self) -> None:
-        """Invite all now. In an elastic world, wait for ``refresh``, as the round may close."""
+        """Invite all members now. In an elastic world, wait for ``refresh``, because the round may close."""
         if self.round is not None and self._ledger.policy.is_elastic:
             self.round.told.clear()
             self.round.version = -1
@@ -201,13 +201,16 @@ class Rendezvous:
             self._invite(self.round, self._ledger.live_seats())
 
     def refresh_at(self) -> float | None:
-        """Return the present time if ``refresh`` is due: losses seen in one drain are announced together."""
+        """Return the current time if ``refresh`` is due, or None.
+
+        Losses in one batch of messages are announced together.
+        """
         ledger, round_ = self._ledger, self.round
         is_due = round_ is not None and round_.version != ledger.version and ledger.policy.is_elastic
         return ledger.now if is_due else None
 
     def refresh(self) -> None:
-        """Close the round if all present members have joined, or send places that have changed."""
+        """Close the round if all present members have joined; otherwise, send members their changed places."""
         ledger, round_ = self._ledger, self.round
         if round_ is None or self.refresh_at() is None:
             return
@@ -219,7 +222,7 @@ class Rendezvous:
         self._invite(round_, [seat for seat, slot in seats if self._world.place_of(slot) != round_.told.get(seat.node)])
 
     def remind(self, seat: Seat) -> bool:
-        """Invite a member that seems not to know of the round; return False if it is too early to tell."""
+        """Invite a member that seems not to know of the round. Return False if it is too early to tell."""
         has_crossed = self.round is not None and self._ledger.now < self.round.told_at + CROSSING_S
         if not has_crossed:
             self.invite(seat)
@@ -261,7 +264,7 @@ class Rendezvous:
         return round_.invitations
 
     def _missing(self) -> str:
-        """Return the missing nodes and how long an elastic world waits for them."""
+        """Return a text with the missing nodes, and how long an elastic world waits for them."""
         ledger, policy = self._ledger, self._ledger.policy
         names = ledger.names_of(ledger.absent)
         if not (names and policy.is_elastic):
@@ -277,7 +280,7 @@ class Rendezvous:
             self.round.blobs.pop(node, None)
 
     def join(self, seat: Seat, message: Join) -> None:
-        """Add a member to the open round; the last one commits the generation."""
+        """Add a member to the open round. The last one to join completes the generation."""
         ledger, round_ = self._ledger, self.round
         if round_ is None or message.round != round_.id or seat.slot is None:
             self._join_late(seat, message)
@@ -308,7 +311,7 @@ class Rendezvous:
         return 0 if self.round is None else len(self.round.joined)
 
     def waits_for(self) -> str:
-        """Return the nodes that the open round waits for."""
+        """Return a text with the nodes that the open round waits for."""
         ledger, round_ = self._ledger, self.round
         slots = {*self._world.members(), *ledger.absent}
         return ledger.names_of(
@@ -316,7 +319,7 @@ class Rendezvous:
         )
 
     def shift(self, gap_s: float) -> None:
-        """Extend the open round's deadlines after a pause of the scheduler."""
+        """Extend the open round's deadlines by the length of a pause of the scheduler."""
         now, round_ = self._ledger.now, self.round
         if round_ is not None:
             round_.opened_at = min(round_.opened_at + gap_s, now)
@@ -324,9 +327,9 @@ class Rendezvous:
                 round_.leave_by = min(round_.leave_by + gap_s, now + LEAVE_TOGETHER_S)
 
     def explains_at(self) -> float | None:
-        """Return when to explain why the members wait for a lost rank of a sharded state, or None.
+        """Return when to explain why members wait for a lost rank of a sharded state, or None.
 
-        Until then, its process may still be restarted without anyone's help.
+        Before that, its process may still be restarted without help from a user.
         """
         round_, policy = self.round, self._ledger.policy
         if round_ is None or round_.gently or round_.is_explained or not self._ledger.absent:
@@ -334,7 +337,7 @@ class Rendezvous:
         return round_.opened_at + max(policy.cool_down_s, RESTARTED_WITHIN_S) if self.is_sharded else None
 
     def explain(self) -> None:
-        """Announce once per round that a sharded state needs all its ranks, and what to do without one."""
+        """Announce, once per round, that a sharded state needs all its ranks, and what to do if one is missing."""
         due = self.explains_at()
         if self.round is None or due is None or due > self._ledger.now:
             return
@@ -352,12 +355,12 @@ class Rendezvous:
         return self.round is not None and any(one.sharding is not None for one in self.round.joined.values())
 
     def timed_out(self) -> bool:
-        """Return whether the open round has waited TOPO_TIMEOUT."""
+        """Return whether the open round has been waiting for TOPO_TIMEOUT."""
         deadline = self.deadline() if self.is_urgent() else None
         return deadline is not None and deadline <= self._ledger.now
 
     def deadline(self) -> float | None:
-        """Return when the open round times out or must stop being gentle, or None."""
+        """Return when the open round times out or becomes urgent, or None."""
         if self.round is None or (not self._ledger.policy.recovery and not self.round.joined):
             return None  # with recovery off, a script may never enter elastic.run
         if self.round.gently:
@@ -425,7 +428,7 @@ class Rendezvous:
         self._tell_address_map([seat.node for seat in seats])
 
     def _is_in_vain(self, round_: Round, members: tuple[tuple[str, int], ...], restore: Point | None) -> bool:
-        """Return whether the runtime's own errors have ended too many generations in a row.
+        """Return whether too many generations in a row were ended by errors of SameBits itself.
 
         Only generations without a commit count. A lost process, a broken connection or a commit restarts the count,
         because external causes may pass.
@@ -444,12 +447,12 @@ class Rendezvous:
         return True
 
     def _is_in_place(self, made_for: RankPosition | None, place: RankPosition) -> bool:
-        """Return whether an address part made for ``made_for`` (None: a full world) fits ``place``."""
+        """Return whether an address that was made for ``made_for`` (None: a full world) is valid for ``place``."""
         default = RankPosition(place.slot, place.slot, self._ledger.policy.world_size)
         return (made_for or default) == place
 
     def _asks_disks(self, round_: Round, seats: Sequence[Seat], by_rank: dict[int, Holdings]) -> bool:
-        """Ask members to read their disks if memories do not hold enough; return whether any was asked."""
+        """Ask members to read their disks if memories do not hold enough, and return whether any was asked."""
         if not must_look(by_rank, self._ledger.state.generation, [seat.slot for seat in seats]):
             return False
         round_.look = True
@@ -485,7 +488,7 @@ class Rendezvous:
     # ---- generations
 
     def rank_of(self, seat: Seat) -> int | None:
-        """Return the seat's rank in the last generation; None if this incarnation is not a member."""
+        """Return the seat's rank in the last generation, or None if this incarnation is not a member."""
         committed = self._ledger.state.generation
         rank = None if committed is None or seat.slot is None else rank_of_slot(committed, seat.slot)
         if committed is None or rank is None or committed.members[rank] != (seat.node, seat.incarnation):
@@ -493,7 +496,10 @@ class Rendezvous:
         return rank
 
     def can_tell(self) -> bool:
-        """Return whether a member's missed GenerationStarted can be sent again; not after a restart."""
+        """Return whether a missed GenerationStarted message can be sent again.
+
+        This is not possible after a restart of the scheduler.
+        """
         return self._restore is not None
 
     def start(self, seat: Seat) -> None:
@@ -551,7 +557,7 @@ class Rendezvous:
         )
 
     def _join_late(self, seat: Seat, message: Join) -> None:
-        """Accept an address part from a member whose earlier join, for a different place, closed the round."""
+        """Accept the address of a member whose earlier join, for a different place, has closed the round."""
         committed, rank = self._ledger.state.generation, self.rank_of(seat)
         if committed is None or rank is None or message.round != committed.round or not message.holdings.blob:
             return
@@ -559,7 +565,7 @@ class Rendezvous:
             self.publish(seat, Publish(message.sender, committed.generation, message.holdings.blob))
 
     def publish(self, seat: Seat, message: Publish) -> None:
-        """Store a member's part of the address map; after the last part, send the map to all."""
+        """Store a member's address. When the last one has arrived, send the address map to all members."""
         committed = self._ledger.state.generation
         rank = self.rank_of(seat)
         if self.round is not None or committed is None or rank is None or message.generation != committed.generation:
@@ -569,7 +575,7 @@ class Rendezvous:
         self._tell_address_map([node for node, _ in committed.members] if is_new else [seat.node])
 
     def _tell_address_map(self, nodes: Sequence[str]) -> None:
-        """Send these members the whole map if every part has arrived."""
+        """Send these members the address map if it is complete."""
         ledger, committed = self._ledger, self._ledger.state.generation
         assert committed is not None
         if len(self._blobs) < len(committed.members):

@@ -1,1 +1,1 @@
-"""Judgement of the workers' reports: stalls, health, pace, equality, audits."""
+"""Evaluate the workers' reports: hangs, health, speed, equality of states, and audits."""

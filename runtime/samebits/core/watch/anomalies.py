@@ -1,7 +1,7 @@
-"""Detect losses and gradient norms that are not finite or far outside their usual band.
+"""Detect losses and gradient norms that are not finite or far outside their usual range. Pure functions.
 
-The band is learned from the median and the median distance of the last values. So one spike does not widen it, and a
-series that has permanently moved is accepted after a while. Pure functions.
+The range is learned from the last values: their median, and the median distance from it. A single spike therefore does
+not widen the range, and a series that has permanently moved is accepted after a while.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Band:
         self._is_told = False
 
     def take(self, value: float) -> str:
-        """Add a value; return its problem, or "" if it has none or its predecessor had one too."""
+        """Add a value. Return its problem, or "" if it has none or the previous value had one, too."""
         problem = self.problem(value)
         if not problem:
             self._outside, self._is_told = [], False
@@ -48,7 +48,7 @@ class Band:
         return "" if was_told else problem
 
     def problem(self, value: float) -> str:
-        """Return a value's problem, or "", without adding the value."""
+        """Return a value's problem, or "", without adding the value to the series."""
         if math.isnan(value):
             return "is not a number"
         if math.isinf(value):
@@ -63,7 +63,7 @@ class Band:
 
 
 class AnomalyVerdict(enum.Enum):
-    """Conclusion from recomputing the step from the same commit."""
+    """What follows from computing a step a second time from the same commit."""
 
     TRANSIENT = "a different, plausible value"
     LASTING = "the same value"
@@ -73,7 +73,7 @@ class AnomalyVerdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Odd:
-    """An implausible number: its step, its name (such as ``loss``) and its problem."""
+    """An implausible number, with its step, its name (such as ``loss``) and its problem."""
 
     step: int
     title: str
@@ -81,7 +81,7 @@ class Odd:
     problem: str
 
     def judge(self, step: int, value: float, problem: str) -> AnomalyVerdict | None:
-        """Return the verdict from a report that arrived later; None if it is about an earlier step."""
+        """Return the verdict from a later report, or None if that report is about an earlier step."""
         if step < self.step:
             return None
         if step > self.step:

@@ -1,9 +1,8 @@
-"""Audit gradients (AUDIT=K): assign the ranks that recompute them, and judge the results.
+"""Audit gradients (AUDIT=K): choose the ranks that recompute them, and judge the results.
 
-A wrong local gradient reaches all replicas alike, so only a rank that recomputes it can see the error. Two matching
-results out of three decide. A device repeats the same error only if it is defective.
-These are pure functions; ``training.state.data.audited_batch`` keeps the inputs, and ``training.run.gradient_audits``
-exchanges the results.
+A wrong local gradient reaches all replicas alike, so only a rank that recomputes it can detect the error. Two equal
+results out of three decide. A device repeats the same error only if it is defective. These are pure functions;
+``training.state.data.audited_batch`` stores the inputs, and ``training.run.gradient_audits`` exchanges the results.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ MOST_AT_ONE_STEP = 2
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The ranks of one audit; ``third`` decides if two differ, and is None in a world of two."""
+    """The ranks of one audit. ``third`` decides if two differ, and is None in a world of two ranks."""
 
     audited: int
     auditor: int
@@ -48,7 +47,7 @@ class AuditResult(enum.Enum):
 
 
 def judge(who: Roles, values: Mapping[int, int], own: int, times: int) -> AuditResult:
-    """Return the fault that the results show.
+    """Return the fault that the results show, or that there is none.
 
     Args:
         who: roles in the audited step.
@@ -88,13 +87,13 @@ def follows(fault: AuditResult, times: int) -> Follows:
 
 
 def teller(who: Roles, fault: AuditResult) -> int:
-    """Return the rank that reports to the scheduler: the faulty one, if known."""
+    """Return the rank that reports the result to the scheduler: the faulty one, if it is known."""
     return who.auditor if fault is AuditResult.AUDITOR else who.audited
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Audit history of the audited rank.
+    """What is known from earlier audits of the audited rank.
 
     Attributes:
         clean: the last step at which an audit found its gradient right; 0: none.
@@ -106,7 +105,7 @@ class Known:
 
 
 def sentence(who: Roles, fault: AuditResult, part: str, then: Follows) -> str:
-    """Describe a difference; ``part`` is the first parameter whose gradient differs."""
+    """Describe a difference in a sentence; ``part`` is the first parameter whose gradient differs."""
     again = ", also when the step was repeated" if then is Follows.STOP else ""
     return f"{_what(who, fault, part)}{again}; {then.value}"
 
@@ -133,7 +132,7 @@ def _what(who: Roles, fault: AuditResult, part: str) -> str:
 
 
 def why_it_ends(step: int, text: str, who: Roles, known: Known) -> str:
-    """Return the error that ends the job (row ``table.WRONG_GRADIENT``); ``text`` from :func:`sentence`."""
+    """Return the error that ends the job (row ``table.WRONG_GRADIENT``). ``text`` is from :func:`sentence`."""
     return f"step {step}: {text}. {_remedy(who, known)}"
 
 

@@ -1,8 +1,8 @@
 """Decide what to do if ranks that must be equal differ: roll all ranks back, or end the job.
 
-A bit that flipped in one rank has reached all others by the next all-reduce. So nothing computed since is reliable on
-any rank, but the last state at which all ranks were equal is. A device fault does not repeat the very same wrong value,
-whereas an error of the script does.
+A bit that flipped on one rank reaches all others in the next all-reduce. Nothing that was computed since is reliable on
+any rank, but the last state at which all ranks were equal is. A device fault does not repeat exactly the same wrong
+value, whereas an error of the script does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_REPAIRS = 64
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One difference for which all ranks rolled back."""
+    """A difference because of which all ranks were rolled back."""
 
     step: int  # the step at which the difference was seen
     to: int  # the step to which all ranks rolled back
@@ -40,7 +40,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class GoBack:
-    """All ranks roll back to ``to``; ``suspects``, if known, copy that state from the others."""
+    """Decision: all ranks roll back to ``to``. If ``suspects`` are known, they copy that state from the others."""
 
     to: Point
     suspects: tuple[int, ...]
@@ -48,7 +48,7 @@ class GoBack:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The difference cannot be repaired, for this reason; "" if the ranks were never equal after a step."""
+    """Decision: the difference cannot be repaired, for this reason; "" if the ranks were never equal after a step."""
 
     why: str
 
@@ -79,16 +79,16 @@ def decide(
     values = {rank: found.values[rank] for rank in suspects or found.values}
     before = [repair for repair in repairs if repair.step == found.step]
     if any(repair.values == values for repair in before):
-        return Stop("after the rollback the same difference came again: it is not a device fault")
+        return Stop("the same difference appeared again after the rollback, so it is not a device fault")
     if repairs and found.step <= repairs[-1].to:
-        return Stop("after the rollback they differed at an earlier step: it is not a device fault")
+        return Stop("the ranks differed at an earlier step after the rollback, so it is not a device fault")
     if len(before) + 1 >= MOST_AT_ONE_STEP:
-        return Stop(f"after {len(before)} rollbacks they differed at the same step again")
+        return Stop(f"the ranks differed at the same step again after {len(before)} rollbacks")
     return GoBack(equal, suspects)
 
 
 def _believed(judgement: Judgement, trust: Trust, origins: Mapping[int, Member]) -> tuple[int, ...] | None:
-    """Return the group whose state is trusted, or None."""
+    """Return the group of ranks whose state is trusted, or None."""
     if trust is Trust.LEADER:
         return next(group for group in judgement.groups if 0 in group)
     witnesses = {group: len({origins.get(rank, rank) for rank in group}) for group in judgement.groups}
@@ -103,7 +103,7 @@ def _against(judgement: Judgement) -> str:
 
 
 class ConsistencyJudge:
-    """Decides on differences and remembers offenders, for one scheduler start."""
+    """Decides what to do about differences, and counts them per node, since the scheduler started."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -183,6 +183,6 @@ class ConsistencyJudge:
                 ask_to_leave(ledger, [node], f"{often}: it is asked to leave")
             else:
                 ledger.announce(
-                    f"{often}, but it stays: no spare is ready to take its place. Fix: start a spare on another host "
-                    "(SPARE_NUM), and stop this worker"
+                    f"{often}, but it keeps its rank, because no spare is ready to take its place. Fix: start a "
+                    "spare on another host (SPARE_NUM), and stop this worker"
                 )

@@ -1,8 +1,8 @@
-"""Compare the ranks' digests of their states and name differences.
+"""Compare the digests that the ranks report for their states, and describe differences.
 
-A digest is a few bytes, so every rank reports it and none waits. Only if digests differ are two ranks asked for the
-parts behind them. ``training.state.compared`` determines what is hashed, and ``consistency`` decides what follows from
-a difference. ``judge`` and ``sentence`` are pure functions of the reports.
+A digest has only a few bytes, so every rank reports it and none waits. Only if digests differ are two ranks asked for
+the parts from which the digests were computed. ``training.state.compared`` defines what is hashed, and ``consistency``
+decides what follows from a difference. ``judge`` and ``sentence`` are pure functions of the reports.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Key: TypeAlias = tuple[Point, int]
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Groups of ranks with equal values, the largest first; equally large ones are ordered by lowest rank."""
+    """Groups of ranks with equal values, the largest first. Groups of equal size are ordered by lowest rank."""
 
     groups: tuple[tuple[int, ...], ...]
 
@@ -56,7 +56,7 @@ def judge(values: Mapping[int, bytes]) -> Judgement:
 
 @dataclass(frozen=True, slots=True)
 class RankDifference:
-    """Ranks that differ after a commit.
+    """Ranks whose states differ after a commit.
 
     Attributes:
         judgement: which ranks agree.
@@ -73,7 +73,7 @@ class RankDifference:
 
     @property
     def step(self) -> int:
-        """Return the step at which the ranks were seen to differ."""
+        """Return the step at which the difference was found."""
         return max(self.one.point.step, self.other.point.step)
 
     @property
@@ -82,7 +82,7 @@ class RankDifference:
         return self.one.commits != self.other.commits
 
     def first_part(self) -> str:
-        """Return the first difference, for a sentence; "" if no parts arrived in time."""
+        """Return a phrase about the first part that differs, or "" if no parts arrived in time."""
         mine, theirs = (f"rank {group[0]}" for group in self.judgement.groups[:2])
         if self.is_apart:
             return f"the number of commits ({self.one.commits} on {mine}, {self.other.commits} on {theirs})"
@@ -90,7 +90,7 @@ class RankDifference:
 
     @property
     def is_of_steps(self) -> bool:
-        """Return whether a rank made more or fewer steps than the others, so that no device is at fault."""
+        """Return whether ranks made different numbers of steps, so that no device is at fault."""
         first = _that_matter(self.one, self.other)[:1]
         return self.is_apart or any(part.kind is PartKind.STEPS for part, _ in first)
 
@@ -136,14 +136,14 @@ def sentence(judgement: Judgement, one: Digest, other: Digest, hidden_state: str
 
 
 def _that_matter(one: Digest, other: Digest) -> list[tuple[Part, Part | None]]:
-    """Return the parts that differ although they must be equal; none if the parts did not arrive in time."""
+    """Return the parts that differ although they must be equal, or [] if the parts did not arrive in time."""
     if not (one.parts and other.parts):
         return []
     return [pair for pair in differences(one.parts, other.parts) if pair[0].kind is not PartKind.LOOSE]
 
 
 def _first_of(found: Sequence[tuple[Part, Part | None]], mine: str, theirs: str) -> str:
-    """Return ``completed_steps (3 on rank 0, 4 on rank 1) and 1 more``; "" if nothing was found."""
+    """Return a text such as ``completed_steps (3 on rank 0, 4 on rank 1) and 1 more``, or "" if nothing was found."""
     if not found:
         return ""
     part, its = found[0]
@@ -255,23 +255,23 @@ class Equality:
 
     @property
     def is_final_equal(self) -> bool:
-        """Return whether all members reported equal final states and nothing has differed."""
+        """Return whether all members reported equal final states and no difference was found."""
         committed = self._ledger.state.generation
         return committed is not None and self._differs is None and self._is_equal(_final_key(committed.generation))
 
     @property
     def deadline(self) -> float | None:
-        """Return when the wait for an answer ends, or None."""
+        """Return when the wait for requested parts ends, or None."""
         waits = (one.until for one in (self._differs, self._may_differ) if one is not None)
         return min(waits, default=None)
 
     @property
     def is_in_question(self) -> bool:
-        """Return whether a difference was found that cannot be described yet."""
+        """Return whether a difference was found whose parts have not arrived yet."""
         return self._differs is not None
 
     def difference(self) -> RankDifference | None:
-        """Return the first difference, once its parts have arrived or the wait is over."""
+        """Return the first difference once its parts have arrived or the wait is over, otherwise None."""
         self._name_what_may_differ()
         found = self._differs
         if found is None or not (found.is_answered or found.until <= self._ledger.now):
@@ -280,7 +280,7 @@ class Equality:
         return RankDifference(found.judgement, one, other, found.values, self._equal_before(_key(one)))
 
     def settle(self) -> None:
-        """Forget all digests after the difference was acted on."""
+        """Forget all digests, because the difference has been handled."""
         self._differs = self._may_differ = None
         self._told.clear()
         for counter in (self._tellers, self._values, self._kept):
@@ -296,7 +296,7 @@ class Equality:
         return max(points, default=None)
 
     def shift(self, gap_s: float) -> None:
-        """Extend the wait for answers after a pause of the scheduler."""
+        """Extend the wait for parts by the length of a pause of the scheduler."""
         for inquiry in (self._differs, self._may_differ):
             if inquiry is not None:
                 inquiry.until = min(inquiry.until + gap_s, self._ledger.now + EXPLAIN_S)
@@ -325,7 +325,7 @@ class Equality:
                 del self._kept[key[0]]
 
     def _count_for(self, committed: GenerationCommitted) -> None:
-        """Recount after the members changed; digests of remaining members stay valid."""
+        """Count again after the members have changed. Digests of members that remain are still valid."""
         if committed is self._counted:
             return
         self._counted = committed
@@ -360,7 +360,7 @@ class Equality:
                 self._may_differ = self._asked(told, judgement)
 
     def _found_equal(self, key: Key, told: Mapping[int, Digest]) -> None:
-        """Remember an equal commit, and tell holders of copies that older ones are no longer needed."""
+        """Remember an equal commit, and tell ranks that older copies in memory are no longer needed."""
         if key in self._equal or key[1] == FINAL:
             return
         self._equal = sorted([*self._equal, key])[-MOST_EQUAL:]
@@ -371,7 +371,10 @@ class Equality:
                 ledger.tell(node, message)
 
     def _compare_numbers(self, point: Point) -> None:
-        """Compare the ranks' commit numbers at a point that all have: a rank may have skipped a step."""
+        """Compare the ranks' commit numbers at a point that all ranks have.
+
+        The numbers differ if a rank has skipped a step.
+        """
         told = {
             self._rank_of[teller]: one
             for teller, digests in self._told.items()
@@ -429,5 +432,5 @@ def _key(digest: Digest) -> Key:
 
 
 def _final_key(generation: int) -> Key:
-    """Return the key of the final state, equal for all ranks whatever their steps."""
+    """Return the key under which final states are compared, whatever each rank's number of steps."""
     return Point(0, generation), FINAL

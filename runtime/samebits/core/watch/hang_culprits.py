@@ -1,7 +1,7 @@
 """Determine which ranks block the others in a standstill. Pure functions of the ranks' positions.
 
-Ranks that train together wait for each other, so the rank that is *not* waiting is the one that all others wait for.
-``hang_judge`` decides when a standstill has lasted too long and what to do.
+Ranks that train together wait for each other, so the rank that is *not* waiting is the one that blocks all others.
+``hang_judge`` decides when a standstill has lasted too long, and what to do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BETWEEN_TWO = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"}
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Position of one rank; ``progress`` is None if its training function has returned.
+    """What one rank is doing. ``progress`` is None if its training function has returned.
 
     Attributes:
         forms: the rank has not begun to train in its generation; it builds the groups or restores the state.
@@ -47,7 +47,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """A standstill: its culprits by rank, with the kind of hang; none if ``common`` covers all."""
+    """The ranks that block the others, with the kind of hang; there are none if all hang alike (``common``)."""
 
     culprits: tuple[tuple[Member, Hang], ...]
     waiting: tuple[Member, ...]
@@ -55,12 +55,12 @@ class Standstill:
 
     @property
     def held_by(self) -> tuple[Hang | None, frozenset[str]]:
-        """Return the standstill's identity: the common hang and the culprits."""
+        """Return what identifies the standstill: the common kind of hang, and the ranks that block."""
         return self.common, frozenset(member.node for member, _ in self.culprits)
 
 
 def find_culprits(members: Sequence[Member]) -> Standstill:
-    """Return which ranks block which, given that none has made progress for a while."""
+    """Return which ranks block the others, given that no rank has made progress for a while."""
     silent = [(member, classify_hang(member.process_state, member.silent_s)) for member in members if member.silent_s]
     heard = [member for member in members if not member.silent_s]
     waiting = tuple(member for member in heard if member.waits)
@@ -102,7 +102,7 @@ def _find_in_formation(waiting: Sequence[Member]) -> Standstill:
 
 
 def _in_another_collective(waiting: Sequence[Member]) -> list[Member]:
-    """Return the members whose collective differs from most others', although it has the same number."""
+    """Return the members that wait in a different collective than most others, although it has the same number."""
     named = [(member, _collective_name(member.progress)) for member in waiting if member.progress]
     names = [name for _, name in named]
     if len(set(names)) < 2 or "" in names or _BETWEEN_TWO.intersection(names):
@@ -112,7 +112,7 @@ def _in_another_collective(waiting: Sequence[Member]) -> list[Member]:
 
 
 def different_collectives(found: Standstill) -> str:
-    """Return ``worker 0 is in barrier at train.py:8, worker 1 in broadcast at train.py:9``; empty if all agree."""
+    """Return a text such as ``worker 0 is in barrier at train.py:8, worker 1 in broadcast at train.py:9``, or ""."""
     if not found.culprits or any(
         hang is not Hang.APART or member.progress is None or member.forms for member, hang in found.culprits
     ):
@@ -131,14 +131,14 @@ def different_collectives(found: Standstill) -> str:
 
 
 def hang_of(progress: Progress) -> Hang:
-    """Return the kind of hang of a rank that waits for no other."""
+    """Return the kind of hang of a rank that does not wait for other ranks."""
     if progress.phase in _BY_PHASE:
         return _BY_PHASE[progress.phase]
     return Hang.STUCK if progress.rests else Hang.BUSY
 
 
 def sentence(found: Standstill, still_s: float) -> str:
-    """Return ``no step for 12 s: worker 2 is in train.py:46 (time.sleep), workers 0 and 1 wait …``."""
+    """Return a text such as ``no step for 12 s: worker 2 is in train.py:46 (time.sleep), workers 0 and 1 wait …``."""
     begin = f"no step for {still_s:.0f} s: "
     if found.common is Hang.LINK and found.waiting[0].forms:
         return f"{begin}all workers form the generation's group at {_place(found.waiting[0])}, and none continues"
@@ -190,7 +190,7 @@ def where(progress: Progress, hang: Hang) -> str:
 
 
 def shown_place(progress: Progress) -> str:
-    """Return the main thread's reported place on one line."""
+    """Return the place where the main thread is, as reported, in one line."""
     return printable(progress.place, MAX_PLACE_CHARS) or "code that is not the script's"
 
 
@@ -213,5 +213,5 @@ def _collective(members: Sequence[Member]) -> str:
 
 
 def _collective_name(progress: Progress) -> str:
-    """Return the collective in a place such as ``all_reduce at train.py:50``; empty if the place is unknown."""
+    """Return the collective from a place such as ``all_reduce at train.py:50``, or "" if the place is unknown."""
     return shown_place(progress).partition(" ")[0] if progress.place else ""

@@ -1,11 +1,11 @@
-"""Watch whether a generation makes progress, and end members that hold up the others.
+"""Watch whether a generation makes progress, and end members that block the others.
 
 Ranks that train together wait for each other, so the job is healthy while any of them makes progress. A member reports
-only if it stands still for longer than ever before, so a healthy job has no overhead. ``hang_culprits`` determines the
-culprits.
+only if it has stood still for longer than ever before, so a healthy job has no overhead. ``hang_culprits`` determines
+which members are to blame.
 
-The time limit for a step is learned: the longest step that any member has seen, times ``FACTOR``, at least ``LEAST_S``.
-The first steps of a generation have their own limit, because they build, compile and warm up.
+The time limit for a step is learned: the longest step that any member has had, times ``FACTOR``, but at least
+``LEAST_S`` seconds. The first steps of a generation have their own limit, because they build, compile and warm up.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MOST_DOUBLINGS = 10
 
 
 class Cure(enum.Enum):
-    """Remedy for a hang that has lasted too long: the cause table's, as far as it is possible here."""
+    """What to do about a hang that has lasted too long, from the cause table."""
 
     END = "the process is ended and replaced"
     FORM_ANEW = "the group is formed again, from the last commit"
@@ -74,7 +74,7 @@ def cure_of(hang: Hang, table: CauseTable = DEFAULT) -> Cure:
 
 
 class HangJudge:
-    """Watches the members of the last generation.
+    """Watches the members of the last generation for hangs.
 
     Attributes:
         said: the message about the present standstill; "" while the job makes progress.
@@ -95,7 +95,7 @@ class HangJudge:
         self.found: Standstill | None = None
 
     def take(self, seat: Seat, body: StallReport, said: ReportEnvelope) -> None:
-        """Record a member's report that it stands still or makes progress again."""
+        """Record a member's report that it stands still, or makes progress again."""
         self._told.pop(seat.node, None)
         if body.progress is not None and said.generation == self._ledger.state.generation_number:
             self._told[seat.node] = said, body.progress, self._ledger.now
@@ -113,14 +113,14 @@ class HangJudge:
         return self._look_at if self._ledger.policy.watches else None
 
     def shift(self, gap_s: float) -> None:
-        """Extend reported standstills after a pause of the scheduler."""
+        """Extend the time limits by the length of a pause of the scheduler."""
         now = self._ledger.now
         self._told = {
             node: (still, progress, min(at + gap_s, now)) for node, (still, progress, at) in self._told.items()
         }
 
     def tick(self) -> str:
-        """Report a standstill and end its culprits in time; return why the group must form again, or ""."""
+        """Report a standstill and end the members that cause it. Return why the group must form again, or ""."""
         deadline, now, self._is_in_round = self.deadline(), self._ledger.now, False
         if deadline is None or now < deadline:
             return ""
@@ -158,7 +158,8 @@ class HangJudge:
     def tick_in_round(self, came: Collection[str]) -> None:
         """End members that stand still while an open round waits for them.
 
-        Members in a collective leave it, or their own process ends them. If no member has joined yet, none is awaited.
+        Members in a collective leave it by themselves, or their own process ends them. If no member has joined yet, the
+        round waits for none.
         """
         ledger, deadline, now = self._ledger, self.deadline(), self._ledger.now
         if not self._is_in_round:
@@ -201,7 +202,7 @@ class HangJudge:
         return fixed_s or max(LEAST_S, FACTOR * max(one.longest_s for one in still))
 
     def _members(self) -> list[Member] | None:
-        """Return the position of every member; None if any makes progress or is changing generation."""
+        """Return what every member is doing, or None if any makes progress or is changing generation."""
         committed = self._ledger.state.generation
         members: list[Member] = []
         for node, _ in () if committed is None else committed.members:
@@ -212,7 +213,7 @@ class HangJudge:
         return members
 
     def _standing_of(self, node: str) -> Member | None:
-        """Return a member's position; None if it makes progress, is absent or reports nothing."""
+        """Return what a member is doing, or None if it makes progress, is absent or reports nothing."""
         ledger, presence, told = self._ledger, self._ledger.presences.get(node), self._told.get(node)
         number = ledger.state.generation_number
         if presence is None or presence.closed_at is not None or presence.generation != number:
@@ -227,13 +228,13 @@ class HangJudge:
         return Member(node, presence.step, None, silent_s, process_state) if silent_s else None
 
     def _is_of_now(self, said: ReportEnvelope) -> bool:
-        """Return whether the sender still holds its seat and was in the last generation."""
+        """Return whether the sender still holds its seat and was a member of the last generation."""
         seat = self._ledger.state.seats.get(said.sender.node)
         is_its = seat is not None and seat.session == said.sender.session
         return is_its and said.generation == self._ledger.state.generation_number
 
     def _silent_s(self, presence: Liveness) -> float:
-        """Return how long the member has been silent, in seconds; 0 if under half of NODE_TIMEOUT."""
+        """Return how many seconds the member has been silent, or 0 if less than half of NODE_TIMEOUT."""
         silent_s = self._ledger.now - (presence.heard_at or self._ledger.now)
         return silent_s if silent_s > self._ledger.policy.node_timeout_s / 2 else 0.0
 
@@ -247,13 +248,16 @@ class HangJudge:
         return [self._ledger.state.seats[node] for node in nodes]
 
     def _patience_s(self, hang: Hang, timeout_s: float, step: int) -> float:
-        """Return the patience in seconds, which doubles each time ending a member at this step did not help."""
+        """Return how long to wait before a hang is ended, in seconds.
+
+        The time doubles each time that ending a member at this step did not help.
+        """
         before = min(self._ended_at_step.get(step, 0), MOST_DOUBLINGS)
         least_s = 0.0 if self._ledger.policy.step_timeout_s else LEAST_PATIENCE_S.get(hang, 0.0)
         return float(max(TIMEOUTS * timeout_s, least_s) * 2**before)
 
     def _is_over(self, hang: Hang, still_s: float, timeout_s: float, step: int) -> bool:
-        """Return whether patience is over and the standstill was watched for as long.
+        """Return whether the hang has lasted too long, and was also watched for that long.
 
         The second condition spares members whose machine was suspended and has just resumed.
         """

@@ -1,8 +1,8 @@
-"""Collect the workers' health reports and let spares replace unhealthy workers.
+"""Collect the workers' health reports, and let spares replace unhealthy workers.
 
-Health problems alone do not remove a worker. One at a time is asked to leave, and only if a healthy spare is waiting
-and no other change is in progress, so a full shared disk never empties a job. Nothing is journaled: workers repeat
-their reports.
+A health problem alone does not remove a worker. One worker at a time is asked to leave, and only if a healthy spare is
+waiting and no other change is in progress. A full shared disk can therefore never empty a job. Nothing is written to
+the journal, because workers repeat their reports.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAMED = 16
 
 
 class HostHealth:
-    """The health of one job's hosts.
+    """The health of the hosts of one job.
 
     Attributes:
         hidden_state: the last report of hidden state; "" if there is none.
@@ -74,7 +74,7 @@ class HostHealth:
             self._ask(seat, said(self._wanting[seat.node]))  # the first request may be lost
 
     def note(self, seat: Seat, body: Anomaly, rank: int | None) -> None:
-        """Show one rank's report of an implausible number, an ended thread or hidden state."""
+        """Show a rank's report of an implausible number, an ended thread or hidden state."""
         if body.comes_again:
             what = "a fault" if body.is_verdict else "an implausible number"
             why = f"worker {seat.node} reported {what}: step {body.step} is repeated"
@@ -97,7 +97,7 @@ class HostHealth:
             self._ledger.announce(f"worker {seat.node}{place}, step {body.step}: {body.text}")
 
     def computed_again(self) -> str:
-        """Return why all ranks leave the generation to recompute a step; "" if they do not."""
+        """Return why all ranks leave the generation to recompute a step, or "" if they do not."""
         generation, why = self._again
         return why if generation == self._ledger.state.generation_number else ""
 
@@ -112,7 +112,7 @@ class HostHealth:
         return node in self._wanting
 
     def lines(self) -> list[str]:
-        """Return the present problems for a status, one sentence per host and place."""
+        """Return the current problems for a status, one sentence per host and resource."""
         found = [
             f"host {host.partition('#')[0]}: {said(one)}"
             for host in sorted(self._hosts)
@@ -122,12 +122,12 @@ class HostHealth:
         return [*found[:NAMED], *([f"{more} more such readings"] if more > 0 else [])]
 
     def remind(self, seat: Seat) -> None:
-        """Repeat a request to leave, which may have been lost: the node still trains."""
+        """Ask a node again to leave, because it still trains and may not have received the request."""
         if self._leaving == seat.node:
             self._ask(seat, self._why)
 
     def judge(self, slow: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Ask the first member with a reason to leave, if a healthy spare is waiting.
+        """Ask the first worker that has a reason to leave to do so, if a healthy spare is waiting.
 
         Call this only while all members train.
 
@@ -147,7 +147,9 @@ class HostHealth:
                 self._leaving, self._why = node, (why := whys[node])
                 spare = min(warm, key=lambda one: state.seats[one].process.host == seat.process.host)
                 ledger.presences[node].avoids_host = True
-                ledger.announce(f"worker {node} is asked to leave at its next commit, and spare {spare} is warm: {why}")
+                ledger.announce(
+                    f"worker {node} is asked to leave at its next commit, and warm spare {spare} takes its place: {why}"
+                )
                 self._ask(seat, why)
                 return
 

@@ -1,6 +1,6 @@
-"""Judge a host's and device's readings: limits with hysteresis, and messages. Pure.
+"""Compare a host's and device's readings with limits (with hysteresis), and phrase the messages. Pure.
 
-A reading is a share: a disk at 0.95 is 95 % full. Each worker judges its own host and reports only problems, so ten
+A reading is a share: a disk at 0.95 is 95 % full. Each worker checks its own host and reports only problems, so ten
 thousand healthy workers send nothing. The scheduler decides which workers leave (``core.watch.health_judge``).
 """
 
@@ -20,7 +20,7 @@ LOOKS = 2
 
 @dataclass(frozen=True, slots=True)
 class HealthReading:
-    """One measured number: a share of the total, or a value in its sign's unit."""
+    """One measured number: a share of the total, or a value in the unit of what is measured."""
 
     sign: Sign
     where: str  # a path, a device or ""
@@ -29,7 +29,7 @@ class HealthReading:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The share from which a sign is a problem, and whether the worker must then leave or not start."""
+    """The value from which there is a problem, and whether the worker must then leave or not start."""
 
     share: float
     drains: bool = False
@@ -46,7 +46,7 @@ class _Seen:
 
 
 class HealthWatch:
-    """Watches the host of one process.
+    """Checks the host of one process.
 
     Args:
         limits: by sign; signs without a limit are ignored.
@@ -68,9 +68,9 @@ class HealthWatch:
         return found[:MAX_AILMENTS]
 
     def look(self, readings: Iterable[HealthReading]) -> bool:
-        """Process a round of readings; return whether any problem appeared or ended.
+        """Process new readings, and return whether a problem has appeared or ended.
 
-        A place without a reading is forgotten.
+        A resource without a reading is forgotten.
         """
         before = {place for place, seen in self._seen.items() if seen.is_over}
         read: dict[tuple[Sign, str], _Seen] = {}
@@ -91,7 +91,7 @@ def _judged(seen: _Seen, share: float, limit: float) -> _Seen:
 
 
 def unfit(limits: Mapping[Sign, Limit], readings: Iterable[HealthReading]) -> list[Ailment]:
-    """Return the problems in one round of readings that bar a process from asking for a seat."""
+    """Return the problems that keep a process from asking for a seat."""
     found = [(one, limits[one.sign]) for one in readings if one.sign in limits]
     return [
         Ailment(one.sign, printable(one.where, MAX_PLACE_CHARS), min(one.share, 1e6), limit.share, limit.drains)
@@ -128,7 +128,7 @@ SHOWN_AT_ONCE = frozenset((Sign.LOGS,))
 
 
 def said(ailment: Ailment) -> str:
-    """Return ``the disk of /ckpt is 95 % full (limit 90 %, HEALTH=disk)``."""
+    """Return a text such as ``the disk of /ckpt is 95 % full (limit 90 %, HEALTH=disk)``."""
     what = _filled(_WORDS[ailment.sign], ailment, ailment.share)
     fix = f". {_FIXES[ailment.sign]}" if ailment.sign in _FIXES else ""
     return f"{what} ({_filled(_LIMITS[ailment.sign], ailment, ailment.limit)}){fix}"

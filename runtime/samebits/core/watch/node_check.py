@@ -1,8 +1,9 @@
 """Find nodes that are slow or compute wrong results, alone and in pairs, before training. Pure functions.
 
-A node is slow if it twice needs a multiple of the others' time for the same work, the second time while the others are
-idle. In a slow or wrong pair the faulty member is unknown, but a member that succeeds in another pair is cleared, which
-leaves the other. With two nodes there is no other pair. ``training.process.node_comparison`` measures and exchanges.
+A node is slow if it needs a multiple of the others' time for the same work twice, the second time while the others are
+idle. If a pair is slow or wrong, it is unknown which of its members is at fault. A member that succeeds in another pair
+is cleared, which leaves the other. With two nodes there is no other pair. ``training.process.node_comparison`` measures
+and exchanges the results.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Pair = tuple[int, int]
 
 
 class NodeTimings(NamedTuple):
-    """Seconds that a node needs for the standard work; 0: not measured."""
+    """How many seconds a node needs for the standard work; 0: not measured."""
 
     compute_s: float
     memory_s: float
@@ -43,7 +44,7 @@ class NodeTimings(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """One node's result of the sum that a pair computes together."""
+    """One node's result for the sum that a pair computes together."""
 
     took_s: float
     problem: str = ""  # WRONG, SILENT or UNMET; the last is not held against the pair
@@ -60,7 +61,7 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 class NodeVerdict(NamedTuple):
-    """Reasons why nodes must not train, messages, and pairs that fail while the faulty member is unknown."""
+    """Why nodes must not train, messages, and failed pairs whose faulty member is unknown."""
 
     bad: dict[int, str]
     said: list[str]
@@ -68,7 +69,7 @@ class NodeVerdict(NamedTuple):
 
 
 class NodeCheckPlan(msgspec.Struct, frozen=True):
-    """The nodes' next task, or in the last plan, the nodes that must not train."""
+    """What the nodes measure next. The last plan names the nodes that must not train."""
 
     pairs: tuple[Pair, ...] = ()
     again: tuple[int, ...] = ()  # slots that measure once more, while the others are idle
@@ -79,11 +80,11 @@ class NodeCheckPlan(msgspec.Struct, frozen=True):
 
     @property
     def asked(self) -> list[int]:
-        """Return the slots that report on this plan."""
+        """Return the slots of the nodes that must report on this plan."""
         return sorted({*self.again, *(slot for pair in self.pairs for slot in pair)})
 
     def is_sound(self, world_size: int) -> bool:
-        """Return whether the plan names only existing slots, and each in at most one pair."""
+        """Return whether the plan contains only existing slots, each in at most one pair."""
         is_paired_once = len({slot for pair in self.pairs for slot in pair}) == 2 * len(self.pairs)
         return is_paired_once and all(0 <= slot < world_size for slot in (*self.asked, *self.bad))
 
@@ -91,7 +92,7 @@ class NodeCheckPlan(msgspec.Struct, frozen=True):
 def by_host(
     figures: Mapping[int, NodeTimings], hosts: Mapping[int, bytes], *, shares_all: bool
 ) -> dict[int, NodeTimings]:
-    """Replace each node's figures by the best ones of its host, whose nodes measure at the same time.
+    """Replace each node's timings by the best ones of its host, because nodes of a host measure at the same time.
 
     Args:
         shares_all: nodes of a host also share processors and memory; False: only the disk.
@@ -108,7 +109,7 @@ def by_host(
 
 
 def slow(figures: Mapping[int, NodeTimings], again: Mapping[int, NodeTimings] | None = None) -> dict[int, str]:
-    """Return slow nodes and their problem; with ``again``, only those that were slow both times."""
+    """Return slow nodes and their problem. With ``again``, only those that were slow both times."""
     found: dict[int, list[str]] = {}
     for place, (part, factor) in enumerate(FACTORS.items()):
         known = sorted((one[place], slot) for slot, one in figures.items() if one[place] > 0)
@@ -122,7 +123,7 @@ def slow(figures: Mapping[int, NodeTimings], again: Mapping[int, NodeTimings] | 
 
 
 def across_hosts(hosts: Mapping[int, bytes]) -> list[int]:
-    """Return the slots ordered such that neighbours are on different hosts where possible."""
+    """Order the slots so that neighbors are on different hosts where possible."""
     counts: Counter[bytes] = Counter()
     places: dict[int, int] = {}
     for slot in sorted(hosts):
@@ -139,7 +140,10 @@ def _outcomes(sums: Mapping[Pair, Sum]) -> tuple[list[Pair], set[int], float]:
 
 
 def next_pairs(waiting: Sequence[int], sums: Mapping[Pair, Sum]) -> tuple[Pair, ...]:
-    """Pair neighbours at first, then each suspect and each single node with another; () if no pair can tell more."""
+    """Return the pairs of nodes to test next, or () if no pair can give more information.
+
+    At first, neighbors are paired; later, each suspect and each single node gets a different partner.
+    """
     if not sums:
         return tuple(_pair(*two) for two in zip(waiting[::2], waiting[1::2], strict=False))
     failed, cleared, _ = _outcomes(sums)
@@ -163,7 +167,7 @@ def _pair(one: int, other: int) -> Pair:
 
 
 def verdict(names: Mapping[int, str], slow_ones: Mapping[int, str], sums: Mapping[Pair, Sum]) -> NodeVerdict:
-    """Return the verdict when no more pairs have to be tried.
+    """Return the result when no more pairs need to be tested.
 
     Args:
         names: by slot, names for messages.
@@ -173,18 +177,18 @@ def verdict(names: Mapping[int, str], slow_ones: Mapping[int, str], sums: Mappin
     found = NodeVerdict({slot: f"it is slow ({text})" for slot, text in slow_ones.items()}, [], {})
     failed, cleared, usual_s = _outcomes(sums)
     for pair in failed:
-        what = {WRONG: "their sum is wrong", SILENT: "they get no answer of each other"}.get(
+        what = {WRONG: "their sum is wrong", SILENT: "they get no answer from each other"}.get(
             sums[pair].problem,
-            f"they need {1000 * sums[pair].took_s:.3g} ms for a sum, the others {1000 * usual_s:.3g} ms",
+            f"they need {1000 * sums[pair].took_s:.3g} ms for a sum; the other nodes need {1000 * usual_s:.3g} ms",
         )
         both, left = f"{names[pair[0]]} and {names[pair[1]]}: {what}", [slot for slot in pair if slot not in cleared]
         if not left:
-            found.said.append(f"{both}, and each does well with others: look at what lies between them")
+            found.said.append(f"{both}, but each works well with other nodes. Check the network between the two")
         elif len(left) == 1:
             other = names[pair[left[0] == pair[0]]]
-            found.bad.setdefault(left[0], f"together with {other} {what}, and {other} does well with others")
+            found.bad.setdefault(left[0], f"together with {other} {what}, and {other} works well with other nodes")
         elif found.bad.keys().isdisjoint(pair):
-            sentence = f"{both}, and no other pair tells which of the two it is"
+            sentence = f"{both}, and no other pair shows which of the two is at fault"
             if sums[pair].problem:
                 found.either[pair] = sentence
             else:
@@ -193,7 +197,7 @@ def verdict(names: Mapping[int, str], slow_ones: Mapping[int, str], sums: Mappin
 
 
 class Judge:
-    """Derives plans from the nodes' reports.
+    """Creates plans from the nodes' reports.
 
     Args:
         alone: by slot, the figures of the nodes that reported in time.
@@ -238,7 +242,7 @@ class Judge:
         return by_host(found, self._machines, shares_all=self._shares_all)
 
     def take(self, plan: NodeCheckPlan, said: Mapping[int, NodeReport]) -> None:
-        """Add the reports on a plan that arrived in time."""
+        """Add the reports on a plan that have arrived in time."""
         self._here -= set(plan.asked) - said.keys()
         if plan.again:
             self._again = self._figures({slot: said[slot] for slot in self._here.intersection(plan.again)})

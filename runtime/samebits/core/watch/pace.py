@@ -1,8 +1,8 @@
-"""Compare how long the ranks' own parts of a step take. Pure functions.
+"""Compare how long each rank's own part of a step takes. Pure functions.
 
-Ranks that train together end every step at the same moment. So only the time in which a rank does *not* wait for others
-shows which one is slow. Means leave out the slowest and fastest steps, so that a save or a pause of the host has no
-effect.
+Ranks that train together end every step at the same moment. Only the time in which a rank does *not* wait for others
+shows which rank is slow. The slowest and fastest steps are left out of the mean, so that a save or a pause of the host
+has no effect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OWN = ("data", "compute", "commit")
 
 
 def mean_of(steps: Sequence[StepTime]) -> StepTime:
-    """Return the mean without the slowest and fastest steps."""
+    """Return the mean times, without the slowest and fastest steps."""
     kept = sorted(steps, key=own_us)
     if len(kept) > 2 * LEFT_OUT:
         kept = kept[LEFT_OUT:-LEFT_OUT]
@@ -32,7 +32,7 @@ def mean_of(steps: Sequence[StepTime]) -> StepTime:
 
 
 def own_us(time: StepTime) -> int:
-    """Return a rank's own part of a step, in microseconds."""
+    """Return the time of a step in which the rank did not wait for others, in microseconds."""
     return time.data_us + time.compute_us + time.commit_us
 
 
@@ -55,12 +55,12 @@ class Slowness:
     excess_us: int
 
     def exceeds(self, factor: float) -> bool:
-        """Return whether the rank is slower by this factor, and by a noticeable time."""
+        """Return whether the rank is slower by this factor and by a noticeable time."""
         return self.ratio > factor and self.excess_us >= LEAST_EXCESS_US
 
 
 def compare(times: Mapping[str, StepTime], of: Collection[str] | None = None) -> dict[str, Slowness]:
-    """Compare each rank with the median.
+    """Compare each rank with the median rank.
 
     Of an even number of ranks, the lower middle value is used, so that two ranks can be compared.
 
@@ -83,7 +83,7 @@ def _beside(time: StepTime, usual_us: int, parts: Mapping[str, int]) -> Slowness
 
 
 def sentence(node: str, slowness: Slowness, steps: int) -> str:
-    """Return ``worker 2 is 1.8 × slower than the median over 20 steps: data (96 ms a step, …)``."""
+    """Return a text such as ``worker 2 is 1.8 × slower than the median over 20 steps: data (96 ms a step, …)``."""
     times = f"{_ms(slowness.part_us)} a step, {_ms(slowness.usual_us)} elsewhere"
     return (
         f"worker {node} is {slowness.ratio:.1f} × slower than the median over {steps} steps: {slowness.part} ({times})"

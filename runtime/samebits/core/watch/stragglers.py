@@ -23,14 +23,14 @@ NAMED = 16
 
 @dataclass(slots=True)
 class _Watched:
-    """Time and steps for which a node's pace has contradicted its last reported state."""
+    """How long, and for how many steps, a node's speed has contradicted its last reported state."""
 
     text: str = ""  # the last message about the node; "": the node keeps up
     other_us: int = 0
     other_steps: int = 0
 
     def take(self, *, differs: bool, timing: StepTiming) -> bool:
-        """Add a window; return whether the node has changed sides for long enough."""
+        """Add new timings, and return whether the node has been slow, or normal again, for long enough."""
         time = timing.time
         spent_us = (own_us(time) + time.communication_us) * timing.steps
         self.other_us, self.other_steps = (
@@ -40,7 +40,7 @@ class _Watched:
 
 
 class Stragglers:
-    """The slow workers of one job. Not journaled, since workers repeat their reports."""
+    """The slow workers of one job. Not written to the journal, because workers repeat their reports."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -73,13 +73,13 @@ class Stragglers:
         return {node: one.text for node, one in sorted(self._watched.items()) if one.text}
 
     def lines(self) -> list[str]:
-        """Return the slow nodes' messages for a status: at most NAMED, then a count."""
+        """Return the messages about slow nodes for a status: at most NAMED, then a count."""
         found = list(self.slow().values())
         more = len(found) - NAMED
         return [*found[:NAMED], *([f"{more} more workers are slow"] if more > 0 else [])]
 
     def tick(self) -> None:
-        """Compare new windows once all members have reported; announce changes."""
+        """Compare new timings once all members have reported, and announce changes."""
         factor, committed = self._ledger.policy.straggler_factor, self._ledger.state.generation
         if self._look_at is None or self._ledger.now < self._look_at:
             return

@@ -1,4 +1,4 @@
-"""Send copies of a rank's newest point to another host, and keep those of other ranks.
+"""Send copies of a rank's newest point to another host, and store those of other ranks.
 
-The writer process does both.
+The checkpoint writer process does both.
 """

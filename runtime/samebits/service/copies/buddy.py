@@ -1,8 +1,8 @@
-"""Open the writer's listening socket for buddy copies, and brief the writer for each generation.
+"""Open the checkpoint writer's listening socket for buddy copies, and brief the writer for each generation.
 
-This is the trainer's side. The port is opened before it is known whether it is needed. So it can be sent to the peers
-in the single message that a rank contributes to a generation, and connections made before the writer runs wait in the
-backlog.
+This runs in the trainer. The port is opened before it is known whether it is needed. It can therefore be sent to the
+peers in the single message that a rank contributes to a generation, and connections made before the writer runs wait in
+the backlog.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BACKLOG = 64
 
 
 class Brief(Value, frozen=True, tag=1):
-    """Where a rank's copies go in one generation, and which copies it keeps.
+    """Where a rank's copies go in one generation, and which copies this rank stores.
 
     Attributes:
         base, job: the folder in memory for copies, and the job's id.
@@ -90,7 +90,7 @@ class CopyListener:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Return the command for a writer that exchanges copies; it must inherit the descriptor."""
+        """Return the command of a writer that exchanges copies. The writer must inherit the descriptor."""
         return *command_of("samebits.service.copies.copying_writer"), "--listener", str(self.descriptor)
 
     def close(self) -> None:

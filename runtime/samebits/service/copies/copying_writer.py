@@ -1,8 +1,8 @@
 """Run the checkpoint writer of a rank with a buddy, which also exchanges copies with other hosts.
 
-A second thread runs the sender and the keeper. This process sends the copies because it has the hashed slot, does not
-use the trainer's interpreter lock, and survives the trainer's death. It unlocks the copies that it keeps as soon as its
-own trainer is gone, so that a successor can use them.
+A second thread sends and receives copies. This process does it because it has the hashed slot, does not use the
+trainer's GIL, and survives the trainer's death. It unlocks the copies that it stores as soon as its own trainer is
+gone, so that a replacement can use them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from samebits.store.process_identity import ProcessIdentity
 
 
 class Copies:
-    """The thread for copies, created and closed by the writer's thread.
+    """The thread that exchanges copies. It is created and closed by the writer's thread.
 
     Args:
         room, room_descriptor: the folder of the rank's slots, and its open descriptor.
@@ -71,7 +71,7 @@ class Copies:
         self._post(lambda: self._sender.hashed(name, sequence, time.monotonic()))
 
     def close(self) -> None:
-        """Discard unsent points, and unlock the copies that are kept."""
+        """Discard unsent points, and unlock the stored copies."""
         self._post(self._end)
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""Keep buddy copies: receive points of other ranks into memory slots of this host.
+"""Store buddy copies: receive points of other ranks into memory slots of this host.
 
 A copy is valid only once all of its chunks have been verified in place; until then, the previous copy is kept. Refusals
 are sent to the sender, because only the sender can act on them.
@@ -41,7 +41,7 @@ class _Incoming:
 
 
 class CopyKeeper:
-    """Receives and keeps the copies of some slots.
+    """Receives and stores the copies of some slots.
 
     Args:
         context: the process's ZeroMQ context.
@@ -68,11 +68,11 @@ class CopyKeeper:
 
     @property
     def look_within_s(self) -> float | None:
-        """Return the seconds after which ``look`` is due even without a readable socket; None: never."""
+        """Return after how many seconds ``look`` is due even without a readable socket, or None for never."""
         return self._socket.look_within_s
 
     def keep(self, slots: frozenset[int]) -> None:
-        """Keep copies of these slots from now on; existing copies of other slots stay, unused."""
+        """Store copies of these slots from now on. Existing copies of other slots remain, unused."""
         self._slots = slots
         for slot in self._rooms.keys() - slots:
             self._incoming.pop(slot, None)

@@ -1,8 +1,8 @@
-"""Send a rank's newest hashed slot to its keeper, one point at a time.
+"""Send a rank's newest hashed slot to its buddy, one point at a time.
 
-No process waits for copies. A point that cannot be sent now is skipped in favour of the next one, which is the better
-copy, and the reason is reported once. A silent keeper is retried later, because it may have been busy and the next
-point may be an hour away.
+No process waits for copies. A point that cannot be sent now is skipped in favor of the next one, and the reason is
+reported once. A buddy that does not answer is tried again later, because it may have been busy and the next point may
+be an hour away.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CopyOutcome = Callable[[int, str], object]
 
 
 class CopySender:
-    """Sends the points of one rank's writer.
+    """Sends the points of one rank.
 
     Args:
         context: the process's ZeroMQ context.
@@ -73,17 +73,17 @@ class CopySender:
 
     @property
     def socket(self) -> zmq.Socket[Any] | None:
-        """Return the socket to poll, which may change with each call of any method."""
+        """Return the socket to poll, which may change with every call of a method."""
         return None if self._socket is None else self._socket.socket
 
     @property
     def wake_at(self) -> float | None:
-        """Return the time at which the next :meth:`look` is due at the latest."""
+        """Return when :meth:`look` must be called next at the latest, or None."""
         deadlines = [at for at in (self._give_up_at, self._again_at) if at is not None]
         return min(deadlines, default=None)
 
     def go_to(self, keeper: BuddyAddress | None, who: str, keys: KeyPair | None, now: float) -> None:
-        """Send to this keeper, which has no copies yet, from now on; None for no keeper."""
+        """Send to this buddy, which has no copies yet, from now on; None for no buddy."""
         if keeper == self._keeper:
             return
         self._drop()
@@ -94,7 +94,7 @@ class CopySender:
         self._begin(now)
 
     def _newest_there_is(self) -> tuple[int, str] | None:
-        """Return the newest point left by a predecessor of this process."""
+        """Return the newest point left by an earlier process of this slot, or None."""
         found = []
         for name in NAMES:
             with contextlib.suppress(StoreError):  # the search for points reports the reason
@@ -138,7 +138,7 @@ class CopySender:
                     self._settle(f"{self._who}: {text}", now)
 
     def _begin(self, now: float) -> None:
-        """Offer the newest point unless the keeper has it."""
+        """Offer the newest point unless the buddy already has it."""
         if self._keeper is None or self._newest is None or self._newest[0] <= self._settled:
             return
         sequence, name = self._newest
@@ -181,7 +181,8 @@ class CopySender:
             piece = self._outgoing.piece(self._sent_bytes, size_bytes)
             if piece is None:
                 self._settle(
-                    "it was overtaken: points are saved faster than they are copied, and leave the disk first",
+                    "it was removed from the disk before it was copied: points are saved faster than they can be "
+                    "copied",
                     now,
                 )
                 return
@@ -191,7 +192,7 @@ class CopySender:
             self._sent_bytes += len(piece)
 
     def _settle(self, problem: str, now: float, *, hangs_up: bool = False) -> None:
-        """Finish this point and continue with the newest one."""
+        """Report the result for this point, and continue with the newest one."""
         assert self._outgoing is not None
         sequence = self._outgoing.sequence
         self._drop()
@@ -202,7 +203,7 @@ class CopySender:
         self._begin(now)
 
     def _leave_alone(self, now: float) -> None:
-        """Give up on a silent keeper for now; the newest point, even if unchanged, is offered later."""
+        """Stop trying a buddy that does not answer, and offer it the newest point later."""
         assert self._outgoing is not None
         self._report(self._outgoing.sequence, f"{self._who} has not answered for {SILENT_S:g} s")
         self._drop()

@@ -1,8 +1,8 @@
-"""Monitor the worker's training device every few seconds, in its own thread.
+"""Monitor the worker's training device every few seconds, in a separate thread.
 
-The thread combines the vendor tool's readings, the kernel log's faults and the free memory seen by the training thread.
-No thread of this process calls the driver for this, because a thread blocked in a hanging driver cannot be ended. If a
-tool does not answer, the last readings stay in effect.
+The thread combines the readings of the vendor's tool, faults in the kernel log, and the free memory measured by the
+training thread. No thread of this process calls the driver for this, because a thread that is blocked in a hanging
+driver cannot be ended. If a tool does not answer, its last readings stay in effect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OTHERS_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """A device's memory in bytes, as the training thread saw it at a commit."""
+    """A device's memory in bytes, as measured by the training thread at a commit."""
 
     total: int
     free: int
@@ -51,7 +51,7 @@ class WatchedDevice:
 
 
 def limits_of(settings: Settings) -> dict[Sign, Limit]:
-    """Return the limits from the settings; disabled signs have none."""
+    """Return the limits in the settings. A disabled check has none."""
     of = settings.health.of
     heat = of("device_heat")
     return limits_in(
@@ -67,7 +67,7 @@ def limits_of(settings: Settings) -> dict[Sign, Limit]:
 
 
 def limits_in(looks: Mapping[Sign, SignPolicy]) -> dict[Sign, Limit]:
-    """Return the limit of each enabled sign, and its consequence."""
+    """Return the limit of each enabled check, and what happens if it is exceeded."""
     return {
         sign: Limit(look.limit, drains=look.policy in ("drain", "refuse"), refuses=look.policy == "refuse")
         for sign, look in looks.items()
@@ -76,7 +76,7 @@ def limits_in(looks: Mapping[Sign, SignPolicy]) -> dict[Sign, Limit]:
 
 
 class DeviceReadings:
-    """The readings of one device; only one thread may use an instance.
+    """Reads the state of one device. Only one thread may use an instance.
 
     Args:
         device: the device.
@@ -153,7 +153,7 @@ class DeviceReadings:
 
 
 class DeviceLook:
-    """Monitors a device at the interval of HEALTH, in its own thread.
+    """Monitors a device in a separate thread, at the interval of HEALTH.
 
     Args:
         settings: the limits.

@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 
 def limits_of(settings: Settings) -> dict[Sign, Limit]:
-    """Return the limits from the settings; disabled signs have none."""
+    """Return the limits in the settings. A disabled check has none."""
     chosen = {sign: settings.health.of(sign.name.lower()) for sign in (Sign.CPU, Sign.MEMORY, Sign.DISK)}
     logs = settings.health.of("logs")
     chosen[Sign.LOGS] = SignPolicy(logs.policy, _scarcity(logs.limit * MIB))
@@ -181,7 +181,7 @@ class HealthLook:
 
 
 class Usage:
-    """This process's resource usage, from which a world's size is chosen."""
+    """This process's use of resources, from which the job's size can be chosen."""
 
     def __init__(self) -> None:
         self._before = (time.monotonic(), time.process_time())

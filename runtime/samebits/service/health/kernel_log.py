@@ -55,7 +55,7 @@ class KernelLog:
             self._log = None
 
     def faults(self) -> list[tuple[Bus, int]]:
-        """Return new Xids that are device faults, each with the device's position on the bus."""
+        """Return new Xid errors that are device faults, each with the device's position on the bus."""
         found: list[tuple[Bus, int]] = []
         for _ in range(MOST_RECORDS if self._log is not None else 0):
             try:

@@ -1,8 +1,8 @@
 """Detect that this worker's machine will be preempted, by running a user's command periodically.
 
-Clouds announce a preemption through a metadata server, clusters through a file or a node's label. So a user's command
-decides; exit status 0 means yes. A command that fails, hangs or does not exist does not count as an announcement, and
-the problem is logged once. An announcement is handled like SIGTERM.
+Clouds announce a preemption through a metadata server, clusters through a file or a node's label, so a user's command
+decides. Exit status 0 means that a preemption was announced. A command that fails, hangs or does not exist does not
+count as an announcement, and the problem is logged once. An announcement is handled like SIGTERM.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHELLS_OWN = 126
 
 
 class PreemptionLook:
-    """Runs a command until it announces a preemption, in its own thread.
+    """Runs a command in a separate thread until it announces a preemption.
 
     Args:
         command: the command, split into words as in a shell but not run by one.
@@ -105,7 +105,7 @@ class PreemptionLook:
 
 
 def _problem_of(status: int) -> str:
-    """Return the problem that this exit status indicates; "" if the status may mean no."""
+    """Return the problem that this exit status indicates, or "" if it may simply mean no."""
     if status < 0:
         return f"was killed by signal {-status}"
     return f"ended with status {status}" if status >= _SHELLS_OWN else ""

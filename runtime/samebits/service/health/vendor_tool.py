@@ -37,7 +37,7 @@ _SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 
 @dataclass(frozen=True, slots=True)
 class ToolReadings:
-    """A tool's readings of one device; None for values that were not reported."""
+    """A tool's readings of one device. Values that were not reported are None."""
 
     name: str
     model: str
@@ -186,7 +186,7 @@ class VendorTool:
 
 
 def _all_of(pipe: int, until_s: float) -> bytes | None:
-    """Return all data from the pipe; None if there is too much or it takes too long."""
+    """Return all data from the pipe, or None if there is too much or it takes too long."""
     parts: list[bytes] = []
     size = 0
     poll = select.poll()

@@ -1,1 +1,1 @@
-"""The scheduler process: its loop, inbound messages, followers and key file."""
+"""The scheduler process: its loop, inbound messages, followers, and the journal of keys."""

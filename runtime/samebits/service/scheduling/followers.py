@@ -1,8 +1,8 @@
-"""Answer status queries and push snapshots to followers, at a bounded cost.
+"""Answer status queries and push snapshots to followers, at a limited cost.
 
-Any process that can connect may send queries, as often as it likes. So the cost of answers is limited instead of the
-queries: all queries of one pass get the same snapshot, and creating snapshots takes at most ``SNAPSHOT_SHARE`` of the
-scheduler's time.
+Any process that can connect may send queries, as often as it likes. The cost of answers is therefore limited instead of
+the queries: all queries in one pass get the same snapshot, and creating snapshots takes at most ``SNAPSHOT_SHARE`` of
+the scheduler's time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Snapshot:
         return self._latest
 
     def serves_for_s(self, now: float) -> float:
-        """Return for how many seconds after ``now`` the current snapshot stays in use."""
+        """Return for how many seconds after ``now`` the snapshot remains in use."""
         return max(0.0, self._serves_until - now)
 
 
@@ -77,7 +77,7 @@ class Followers:
             self._following[peer] = _Told(NOTHING, clock.now_s())
 
     def doubt(self, peer: str) -> None:
-        """Record that a connection of the peer closed; the peer may use another one by now."""
+        """Record that a connection of the peer was closed. The peer may have opened another one."""
         if peer in self._following:
             self._doubted[peer] = clock.now_s() + FOLLOW_INTERVAL_S
 
@@ -91,7 +91,7 @@ class Followers:
                 del self._following[peer]
 
     def pause_s(self, now: float) -> float | None:
-        """Return for how long the scheduler may sleep before the next push; None without followers."""
+        """Return how long the scheduler may sleep before the next push, or None without followers."""
         if not self._following:
             return None
         return min(FOLLOW_INTERVAL_S, self._pushed.serves_for_s(now)) if self._is_owed else FOLLOW_INTERVAL_S
@@ -108,12 +108,15 @@ class Followers:
             self._push(server, core, changed=changed or self._is_owed)
 
     def tell_last(self, server: Server, core: SchedulerCore) -> None:
-        """Answer and push with the final state, even if the latest snapshot is recent: no later pass does so."""
+        """Answer and push with the final state, even if the latest snapshot is recent.
+
+        There is no later pass that would do so.
+        """
         self._whole, self._pushed = _Snapshot(whole=True), _Snapshot(whole=False)
         self.tell(server, core, changed=True)
 
     def tell_of_wait(self, server: Server, core: SchedulerCore, why: str) -> None:
-        """Push the last snapshot with a warning, while the scheduler waits for its journal.
+        """Push the last snapshot with a warning while the scheduler waits for its journal.
 
         The core may contain decisions that are not durable, so no new snapshot is created.
         """

@@ -1,7 +1,7 @@
 """Turn data from the scheduler's socket into events for its core, and reject invalid data.
 
 These checks need no knowledge of the job: is the data a message, may a process of the job send it, and does the sender
-speak for itself? Nothing reaches the core without passing ``event_of``.
+use its own identity? Nothing reaches the core without passing ``event_of``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ InboundEvent = Received | FromAnyProcess
 
 
 class MessageServer(Protocol):
-    """The part of a server that is used here."""
+    """The part of a server that this module uses."""
 
     def send(self, peer: str, message: object) -> object:
         """Send, or drop the message if the peer is gone."""
@@ -47,7 +47,7 @@ class MessageServer(Protocol):
 
 
 class Inbound:
-    """Sorts the data that arrives at one server.
+    """Checks and sorts the data that arrives at one server.
 
     Args:
         line: the server.
@@ -90,9 +90,9 @@ class Inbound:
             self._line.send(garbled.peer, Refused(garbled.peer, Refusal.PROTOCOL, 0.0, garbled.problem))
 
     def worth_saying(self, event: SchedulerEvent, ready: Ready, now: float) -> list[Note]:
-        """Return the notes on an event that should be logged.
+        """Return the notes about an event that should be logged.
 
-        If many registrations are refused, only some of the notes on them are returned.
+        If many registrations are refused, only some of their notes are returned.
         """
         is_register = isinstance(event, Received) and isinstance(event.message, Register)
         if not is_register or ready.records or not ready.notes:
@@ -113,7 +113,7 @@ def _is_too_often(before: deque[float], most: int) -> bool:
 
 
 def _event_in(peer: str, message: object) -> InboundEvent | str:
-    """Return the event in a message, or the reason why there is none."""
+    """Return the event that a message stands for, or a text with the reason why there is none."""
     problem = implausible(message)
     if problem is not None:
         return problem

@@ -1,4 +1,4 @@
-"""Keep the journal of the scheduler's durable keys, in ``RECOVERY_PATH/keys``.
+"""Store the journal of the scheduler's durable keys in ``RECOVERY_PATH/keys``.
 
 A job without durable keys has no such folder. Unless the disk fails, no problem with this journal ends training: if it
 cannot be read, every call is refused with the reason.
@@ -24,7 +24,7 @@ APPEND_BYTES = 16 << 20
 
 
 class KeyFile:
-    """The keys' journal of one scheduler, which holds the folder's lock.
+    """The keys' journal of the scheduler that holds the folder's lock.
 
     Args:
         recovery_path: the job's RECOVERY_PATH; None if nothing outlives the scheduler (ENABLE_RECOVERY=0).
@@ -90,8 +90,8 @@ class KeyFile:
         except ProtocolError as error:
             self.close()
             raise JournalDamagedError(
-                f"{path / JOURNAL_FILE}: a record is unknown to this version ({error}). Fix: run the version that "
-                "wrote it, or move the folder away to start without keys"
+                f"{path / JOURNAL_FILE}: this version does not recognize a record ({error}). Fix: run the version "
+                "that wrote it, or move the folder away to start without keys"
             ) from None
 
     def append(self, records: Sequence[KeyRecord], core: SchedulerCore) -> bool:

@@ -76,7 +76,7 @@ _LOG_LEVELS = {Severity.INFO: logging.INFO, Severity.WARNING: logging.WARNING}
 
 @dataclass(slots=True)
 class _Pass:
-    """The results of one pass, collected before anything is written or sent."""
+    """What one pass of the loop has decided, before anything is written or sent."""
 
     records: list[records.Record] = field(default_factory=list)
     key_records: list[KeyRecord] = field(default_factory=list)
@@ -93,7 +93,7 @@ class _Pass:
 
 
 class SchedulerService:
-    """The service of one scheduler process.
+    """The scheduler process of a job.
 
     Args:
         settings: role scheduler.
@@ -145,13 +145,13 @@ class SchedulerService:
         self._keys = KeyFile(settings.recovery_path.resolve() if settings.enable_recovery else None)
 
     def stop(self, by: str) -> None:
-        """Request a graceful end; callable from any thread and from a signal handler."""
+        """Request a graceful end. May be called from any thread and from a signal handler."""
         self._stop_by.append(by)
         if self._server is not None:
             self._server.wake()
 
     def abandon(self) -> None:
-        """Stop serving without notice and leave the journal unchanged; callable from any thread."""
+        """Stop serving at once without changing the journal. May be called from any thread."""
         self._abandoned = True
         if self._server is not None:
             self._server.wake()
@@ -188,8 +188,8 @@ class SchedulerService:
             )
             if self._lock.is_unknown_here:
                 log.warn(
-                    f"{path}: its file system has no locks: a second scheduler started for this folder takes "
-                    "the job over from this one"
+                    f"{path}: the file system has no locks, so a second scheduler that is started for this folder "
+                    "takes over the job from this one"
                 )
             journal: Journal | None = None
             try:
@@ -217,7 +217,7 @@ class SchedulerService:
                     self._notice.close()
 
     def _waits_for_etcd(self, text: str) -> None:
-        """Report that the etcd does not answer; called by each thread that waits for it."""
+        """Report that etcd does not answer; called by each thread that waits for it."""
         now = clock.now_s()
         if now - self._waits_told_at >= WAIT_TOLD_EVERY_S:
             self._waits_told_at = now
@@ -266,7 +266,9 @@ class SchedulerService:
         if settings.enable_recovery:
             claim = claim or TermClaim.take(path, self._lock.role, lambda: written_term(path))
             for name in impossible_claims(path):
-                log.warn(f"{path / name}: no job has had so many scheduler starts, so it is ignored. Fix: remove it")
+                log.warn(
+                    f"{path / name} is ignored, because its number is higher than any job can reach. Fix: remove it"
+                )
             self._keys.claimed(claim)
             journal, payloads = Journal.open(path, claim)
         state = JobState.replay(history_of(path, payloads))
@@ -281,8 +283,9 @@ class SchedulerService:
         ours = dict(policy.settings)
         if any(ours.get(name) != value for name, value in state.settings):  # this version may have more settings
             raise ForeignFolderError(
-                f"RECOVERY_PATH={path} holds job {state.job} with {_shown(state.settings)}, this scheduler was started "
-                f"with {_shown(policy.settings)}: start it with the job's values, or `{spelled('run', '--fresh')}`"
+                f"RECOVERY_PATH={path} holds job {state.job} with {_shown(state.settings)}, but this scheduler "
+                f"was started with {_shown(policy.settings)}: start it with the job's values, or "
+                f"`{spelled('run', '--fresh')}`"
             )
         # After the first seat, an empty journal means that it was lost, and the launcher's id is already used.
         has_begun = read_owner(settings.log_dir) is not None
@@ -347,7 +350,7 @@ class SchedulerService:
                 return this_pass.ended
 
     def _see_off(self, server: Server, core: SchedulerCore) -> None:
-        """Wait, at most ``FAREWELL_S``, until processes without a seat know that the job is over.
+        """Wait, at most ``FAREWELL_S`` seconds, until processes without a seat know that the job is over.
 
         A ZeroMQ client that queues nothing while it is unconnected also drops unread messages when the connection
         closes. Such a process would consider itself the first one of the next job.
@@ -372,7 +375,7 @@ class SchedulerService:
         return ready
 
     def _take_in(self, server: Server, core: SchedulerCore, inbound: Inbound, now: float) -> list[SchedulerEvent]:
-        """Return the events that have arrived, without repeated heartbeats, which need no processing."""
+        """Return the events that have arrived, except repeated heartbeats, which need no processing."""
         events: list[SchedulerEvent] = []
         while self._stop_by:
             events.append(StopJob(self._stop_by.pop()))
@@ -454,8 +457,8 @@ class SchedulerService:
                 break
             except LockedError as error:
                 raise SupersededError(
-                    f"{path}: it was removed, and another scheduler has begun there ({error}), so this one has "
-                    "stopped. Fix: nothing, the job continues with the other one"
+                    f"{path} was removed, and another scheduler was started there ({error}), so this one has "
+                    "stopped. Fix: nothing to do; the job continues with the other one"
                 ) from None
             except StoreError:  # the folder may be removed again during the write
                 if attempt + 1 == SAVES_AGAIN:
@@ -488,7 +491,7 @@ class SchedulerService:
         ]
 
     def _is_gone(self, server: Server, core: SchedulerCore, session: str) -> bool:
-        """Return whether the session's process is dead; watch it if it is only dying."""
+        """Return whether the session's process is dead. If it is only dying, watch it."""
         process = core.process_of_session(session)
         if process is None or process.host != host_id():
             return False
@@ -509,7 +512,7 @@ class SchedulerService:
         return False
 
     def _seen_silent(self, core: SchedulerCore, now: float) -> list[Seen]:
-        """Examine the silent processes on this host that the next tick will report."""
+        """Inspect the silent processes on this host that the next tick will report."""
         here, found = host_id(), []
         for seat in core.silent(now)[:MOST_LOOKS]:
             if seat.process.host == here:
@@ -527,7 +530,7 @@ class SchedulerService:
 
 
 def closes_first(events: list[SchedulerEvent]) -> list[list[SchedulerEvent]]:
-    """Split off losses, which must not wait for hundreds of heartbeats that arrived with them.
+    """Split events so that losses do not wait for hundreds of heartbeats that arrived with them.
 
     Earlier messages of a closed session stay before its loss; messages of different connections have no order.
     """
@@ -544,7 +547,7 @@ def closes_first(events: list[SchedulerEvent]) -> list[list[SchedulerEvent]]:
 
 @contextlib.contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Collect garbage less often during the block.
+    """Context manager in which garbage is collected less often.
 
     Ten thousand registrations create many objects without cycles. With Python's thresholds, collections took a sixth of
     the time needed to form a job.

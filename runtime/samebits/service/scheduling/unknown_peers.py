@@ -1,6 +1,6 @@
-"""Limit and report what peers without a seat do: port scans, wrong secrets, floods.
+"""Limit and report what peers without a seat do, such as port scans, wrong secrets and floods.
 
-Offences are counted in a table of fixed size and reported at most once per ``LINE_INTERVAL_S`` and kind, so that
+Offences are counted in a table of fixed size and reported at most once per kind in ``LINE_INTERVAL_S`` seconds, so
 neither memory nor the log grows with them. The module also checks fields that the schema does not limit.
 """
 
@@ -31,7 +31,7 @@ MAX_PID = 1 << 22  # Linux's own limit (proc(5), pid_max)
 
 
 class Offence(enum.Enum):
-    """An offence of an unknown peer; the value is its wording after "refused N"."""
+    """An offence of an unknown peer. The value is its description after "refused N"."""
 
     SECRET = "connections with another secret"
     MECHANISM = "connections with a secret on one side only"
@@ -86,7 +86,7 @@ class UnknownPeers:
         self._refusals_from = float("-inf")
 
     def rejected(self, address: str, why: Rejection) -> None:
-        """Count a connection that did not become a peer."""
+        """Count a connection that was rejected before it became a peer."""
         self._count(_OFFENCE_OF[why], address)
 
     def garbled(self, address: str, problem: str) -> None:
@@ -104,9 +104,9 @@ class UnknownPeers:
         return []
 
     def lines(self, now: float, *, is_last: bool = False) -> list[Note]:
-        """Return the log lines that are due now, usually none.
+        """Return the log lines that are due now; usually there are none.
 
-        With ``is_last``, return all lines that were not logged yet.
+        With ``is_last``, return all lines that have not been logged yet.
         """
         said: list[Note] = []
         if not self._is_counting or (now < self._look_at and not is_last):
@@ -149,7 +149,7 @@ class UnknownPeers:
 
 
 def implausible(message: object) -> str | None:
-    """Return why no process of a job would send this well-formed message, or None."""
+    """Return why no process of a job would send this message, although it is well-formed, or None."""
     if isinstance(message, Register):
         process = message.process
         if not 0 < process.pid <= MAX_PID or process.started_at < 0:

@@ -242,7 +242,7 @@ class IncomingCopy:
         """Decode the complete manifest and compare it with the offer."""
         offer = self.offer
         if xxhash.xxh3_128_digest(self._manifest_data) != offer.digest:
-            raise CheckpointError(f"its manifest of {offer.manifest_bytes} bytes is not the one that was offered")
+            raise CheckpointError(f"its manifest of {offer.manifest_bytes} bytes differs from the one that was offered")
         manifest = decode_manifest(bytes(self._manifest_data))
         whose = manifest.header
         if (whose.job, whose.slot, whose.point, manifest.data_bytes) != (

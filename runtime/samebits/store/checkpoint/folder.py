@@ -254,7 +254,7 @@ def _require_identity(path: Path, point: Point, job: str | None, header: PointHe
     if header.point != point:
         raise CheckpointError(f"its manifest is that of {header.point}")
     if rank_directory(path.parent.parent, header.slot) != path.parent:
-        raise CheckpointError(f"its manifest is that of slot {header.slot}, but it is in the folder {path.parent.name}")
+        raise CheckpointError(f"its manifest names slot {header.slot}, but it is in the folder {path.parent.name}")
 
 
 class EntryState(Enum):

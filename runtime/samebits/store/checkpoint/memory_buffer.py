@@ -197,8 +197,8 @@ class MemoryBuffer:
         missing_bytes, available = size_bytes - min(found.st_size, found.st_blocks * 512), available_bytes()
         if available is not None and missing_bytes > available * _SHARE_OF_AVAILABLE:
             raise StoreError(
-                f"{self.path}: {missing_bytes} bytes of memory are needed and {available} are available (see `free` "
-                "and the container's limit): the rest is left to the training"
+                f"{self.path}: a copy needs {missing_bytes} bytes of memory, too many of the {available} that are "
+                "available (see `free` and the container's limit)"
             )
         os.pwrite(descriptor, _SILENT, 0)  # clear the header before the file changes
         os.ftruncate(descriptor, size_bytes)

@@ -231,12 +231,12 @@ class MemoryRoom:
 def room_path(base: Path, job: str, slot: int, *, kind: RoomKind = RoomKind.SAVED) -> Path:
     """Return the folder that holds one rank's memory slots of this kind."""
     if not _JOB.fullmatch(job):
-        raise StoreError(f"job {job!r}: expected letters, digits, '-' and '_', as its scheduler chooses them")
+        raise StoreError(f"job {job!r}: expected a name of letters, digits, '-' and '_', as schedulers choose it")
     return base / f"samebits-{os.geteuid()}" / job / f"{slot}{kind.value}"
 
 
 def copied_slots(base: Path, job: str) -> list[int]:
-    """Return the slots of which any process keeps copies on this host."""
+    """Return the slots of which any process stores copies on this host."""
     return slots_in_memory(base, job, RoomKind.COPIED)
 
 
@@ -286,7 +286,7 @@ def points_in_memory(
 
 @dataclass(frozen=True, slots=True)
 class RoomInUse:
-    """A folder of memory slots, its size, and whether a live process uses it."""
+    """A folder of memory slots, with its size and whether a live process uses it."""
 
     path: Path
     size_bytes: int
@@ -315,7 +315,7 @@ def newest_in_memory(base: Path, job: str) -> Point | None:
 
 
 def free_rooms(base: Path, job: str) -> list[Path]:
-    """Free all rooms of the job that no live process uses; return their paths."""
+    """Free all rooms of the job that no live process uses, and return their paths."""
     return [room.path for room in rooms_of(base, job) if _remove(base, room.path, lambda descriptor: True)]
 
 

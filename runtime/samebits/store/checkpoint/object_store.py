@@ -290,8 +290,8 @@ class ObjectStore:
         if isinstance(error, FileNotFoundError) and self._scheme in _BUCKET_SCHEMES and self._is_bucket_missing(error):
             bucket = self._root.lstrip("/").partition("/")[0]
             return StoreError(
-                f"{where}: {doing} failed: there is no bucket {bucket!r}: make it (for s3: `aws s3 mb s3://{bucket}`) "
-                "or correct CHECKPOINT_PATH"
+                f"{where}: {doing} failed: there is no bucket {bucket!r}: create it (for s3: `aws s3 mb "
+                f"s3://{bucket}`) or correct CHECKPOINT_PATH"
             )
         if self._is_final(error):
             return StoreError(f"{where}: {doing} failed: {self._clean(error)}; {_OTHER_MEND}")
@@ -348,7 +348,7 @@ def _require_absence(files: Any, path: str) -> None:
             raise
     raise OSError(
         errno.EBADMSG,
-        "the server lists no objects, but answers for one that cannot exist: the server is not an object store",
+        "the server lists no objects, but returns one that cannot exist, so it is not an object store",
     )
 
 
@@ -423,8 +423,8 @@ def bounded_session() -> type:
                 if len(body) > _MOST_ANSWER_BYTES:
                     raw.close()
                     raise StoreError(
-                        f"{raw.url.host}: an answer has more than {_MOST_ANSWER_BYTES} bytes: the server is no "
-                        f"object store; {_S3_MEND}"
+                        f"{raw.url.host}: the server's answer has more than {_MOST_ANSWER_BYTES} bytes, so it is "
+                        f"not an object store; {_S3_MEND}"
                     )
             return bytes(body)
 

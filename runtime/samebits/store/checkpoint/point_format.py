@@ -56,7 +56,9 @@ class PointHeader:
         if not all(type(number) is int and 0 <= number <= _MAX_INT for number in numbers):
             raise CheckpointError(f"a point's numbers are integers from 0; found {self}")
         if self.point.generation == 0 or self.rank >= self.world_size:
-            raise CheckpointError(f"a point has a generation from 1 and a rank below its world size; found {self}")
+            raise CheckpointError(
+                f"a point needs a generation of 1 or more and a rank below the world size, found {self}"
+            )
         if type(self.job) is not str or type(self.node) is not str:
             raise CheckpointError(f"a point's job and node are texts; found {self}")
 
@@ -118,7 +120,7 @@ def decode_manifest(data: bytes) -> Manifest:
     """Decode a manifest; raise :class:`CheckpointError` with the reason if it is invalid."""
     body, trailer = data[:-_TRAILER_BYTES], data[-_TRAILER_BYTES:]
     if len(data) <= _TRAILER_BYTES or trailer != _DIGEST_PREFIX + xxhash.xxh3_128_digest(body):
-        raise CheckpointError(f"the manifest's {len(data)} bytes are not those that were saved: their hash differs")
+        raise CheckpointError(f"the manifest has changed since it was saved: its hash differs ({len(data)} bytes)")
     try:
         fields = trees.decode(body)
     except ValueError as error:
@@ -217,7 +219,7 @@ def encode_header(parts: Iterable[TensorPart | TensorEntry], metadata: Mapping[s
     offset = 0
     for part in parts:
         if part.name in entries or part.name == _METADATA_KEY:
-            raise CheckpointError(f"tensor {part.name!r}: the name is taken; each tensor of a point has its own")
+            raise CheckpointError(f"tensor {part.name!r}: the name is already used in this point")
         end = offset + nbytes_of(part.name, part.dtype, part.shape)
         entries[part.name] = {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": [offset, end]}
         offset = end

@@ -37,7 +37,7 @@ Kept = TypeVar("Kept", bound=_HasPoint)
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long a rank's points are kept: the arguments of :func:`disposable`."""
+    """How many of a rank's points are kept, and which: the arguments of :func:`disposable`."""
 
     keep: int
     committed: Point | None = ALL

@@ -331,7 +331,7 @@ class RemotePointStore:
         if header.point != attempt.point:
             raise CheckpointError(f"its manifest is that of {header.point}")
         if header.slot != self._slot:
-            raise CheckpointError(f"its manifest is that of slot {header.slot}, but it is in the folder {self._slot}")
+            raise CheckpointError(f"its manifest names slot {header.slot}, but it is in the folder {self._slot}")
         return manifest
 
     def _is_saved(self, point: Point, sizes: dict[str, int]) -> bool:

@@ -145,19 +145,23 @@ def sizes_of(data_bytes: int) -> list[int]:
 
 def _preface_of(preface: memoryview) -> tuple[Manifest, memoryview]:
     if len(preface) < _HEAD.size:
-        raise CheckpointError(f"{_ORIGIN}: {len(preface)} bytes that do not begin a point; request it again")
+        raise CheckpointError(
+            f"{_ORIGIN}: the first {len(preface)} bytes are not the start of a point; request it again"
+        )
     magic, manifest_bytes, header_bytes = _HEAD.unpack_from(preface)
     header_start = _HEAD.size + manifest_bytes
     header_end = header_start + header_bytes
     if magic != _MAGIC or header_end + _DIGEST_BYTES != len(preface):
-        raise CheckpointError(f"{_ORIGIN}: {len(preface)} bytes that do not begin a point; request it again")
+        raise CheckpointError(
+            f"{_ORIGIN}: the first {len(preface)} bytes are not the start of a point; request it again"
+        )
     try:
         manifest = decode_manifest(bytes(preface[_HEAD.size : header_start]))
     except CheckpointError as error:
         raise CheckpointError(f"{_ORIGIN}: {error}; request it again") from None
     file_header = preface[header_start:header_end]
     if xxhash.xxh3_128_digest(file_header) != preface[header_end:]:
-        raise CheckpointError(f"{_ORIGIN}: its list of tensors is not what was sent; request it again")
+        raise CheckpointError(f"{_ORIGIN}: its list of tensors differs from what was sent; request it again")
     return manifest, file_header
 
 

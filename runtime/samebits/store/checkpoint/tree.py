@@ -31,7 +31,7 @@ def encode(tree: Tree, name: str = "tree") -> bytes:
     try:
         packed = _pack(tree)
     except UnicodeEncodeError as error:
-        raise CheckpointError(f"{name} holds a text that is not valid unicode: {error}; save it as bytes") from None
+        raise CheckpointError(f"{name} holds text that is not valid unicode: {error}; save it as bytes") from None
     if len(packed) > MAX_TREE_BYTES:
         raise CheckpointError(f"{name}: {len(packed)} bytes; at most {MAX_TREE_BYTES}: keep large values in tensors")
     return packed

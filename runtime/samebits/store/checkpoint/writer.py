@@ -79,7 +79,7 @@ COMMAND = command_of("samebits.store.checkpoint.writer_process")
 
 @dataclass(frozen=True, slots=True)
 class _Child:
-    """A writer process that has no task yet, and the link to it."""
+    """A writer process that has no task yet, and the connection to it."""
 
     process: subprocess.Popen[bytes]
     link: socket.socket
@@ -291,7 +291,7 @@ class Writer:
         return heard
 
     def brief(self, words: bytes) -> None:
-        """Send words to the companion of the writer process and of every later one."""
+        """Send words to the companion of this writer process and of every later one."""
         self._brief = words
         if self._link is not None:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead; the next process gets it

@@ -41,7 +41,7 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Companion(Protocol):
-    """Processes hashed slots further, in its own thread; no method may block."""
+    """Processes hashed slots further in its own thread. No method may block."""
 
     def brief(self, words: bytes) -> None:
         """Receive the trainer's message for the companion."""

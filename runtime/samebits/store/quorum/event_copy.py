@@ -1,11 +1,11 @@
-"""Copy a job's event log to an etcd, so that ``history`` survives the scheduler's host.
+"""Copy a job's event log to etcd, so that ``history`` survives the scheduler's host.
 
 ::
 
   <prefix>/events/<number>   lines of the event log, in order
 
 Like the log itself, the copy is not needed for recovery. A thread writes it, so no decision waits for it, and lines
-that the etcd refuses are lost with one warning.
+that etcd refuses are lost with one warning.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _CLOSES_WITHIN_S: Final = 2.0
 
 
 def copied_lines(gateway: EtcdGateway) -> list[str]:
-    """Return the lines in the etcd, oldest first; empty if there are none.
+    """Return the lines in etcd, oldest first; empty if there are none.
 
     Raises:
-        StoreError: the etcd does not answer, or refuses the request.
+        StoreError: etcd does not answer, or refuses the request.
     """
     return [line for _, lines in _stored(gateway) for line in lines]
 
@@ -41,7 +41,7 @@ class EventCopier:
     """Appends lines to the copy, in its own thread.
 
     Args:
-        gateway: a client of the etcd, used by this object only.
+        gateway: a client of etcd, used by this object only.
         lines: all lines of the folder's log; those after the copy's last line are appended first.
         on_failure: called once, in the thread, with a sentence, when lines are lost.
     """

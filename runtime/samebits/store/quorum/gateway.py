@@ -1,4 +1,4 @@
-"""Send requests to an etcd through its HTTP gateway (etcd 3.4 and later).
+"""Send requests to etcd through its HTTP gateway (etcd 3.4 and later).
 
 This module needs only the standard library and msgspec.
 
@@ -10,7 +10,7 @@ A member that was suspended during an election can answer a linearizable read fr
 seen with 3.4.23). So a client rejects every answer whose revision is below the highest that the client has seen. Reads
 that follow a client's own claim are therefore complete. Without a claim, reads may be stale but never go back in time.
 
-Nothing here compacts or defragments the etcd, or disarms an alarm, because it may be Kubernetes' own etcd.
+Nothing here compacts or defragments etcd, or disarms an alarm, because it may be Kubernetes' own etcd.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EtcdKeyValue:
 
 @dataclass(frozen=True, slots=True)
 class Equals:
-    """A condition of a transaction: the key has this value or, for None, does not exist."""
+    """Condition of a transaction: the key has this value or, for None, does not exist."""
 
     key: str
     value: bytes | None
@@ -74,7 +74,7 @@ class Equals:
 
 @dataclass(frozen=True, slots=True)
 class PutKey:
-    """A change of a transaction: set the key to this value."""
+    """Change in a transaction: set the key to this value."""
 
     key: str
     value: bytes
@@ -84,7 +84,7 @@ class PutKey:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """A change of a transaction: remove all keys from ``first`` up to, but excluding, ``end``."""
+    """Change in a transaction: remove all keys from ``first`` up to, but excluding, ``end``."""
 
     first: str
     end: str
@@ -143,7 +143,7 @@ class EtcdGateway:
     """A client of one etcd, for one thread.
 
     Args:
-        place: the etcd, whose members are tried one after the other.
+        place: the etcd cluster, whose members are tried one after the other.
         access: how this client is admitted.
         on_wait: called with a sentence while no member answers.
         patience_s: how long a request is repeated.
@@ -181,7 +181,7 @@ class EtcdGateway:
         """Return the key's value, never older than what this client has read or written before.
 
         Raises:
-            StoreError: the etcd does not answer, or refuses the request.
+            StoreError: etcd does not answer, or refuses the request.
         """
         answer = self._ask("kv/range", {"key": _coded(key)}, _RangeAnswer)
         for found in answer.kvs:
@@ -200,7 +200,7 @@ class EtcdGateway:
         If ``has_values`` is false, the values are empty.
 
         Raises:
-            StoreError: the etcd does not answer, or refuses the request.
+            StoreError: etcd does not answer, or refuses the request.
         """
         first, end = prefix.encode(), _after(prefix.encode())
         while True:
@@ -214,13 +214,13 @@ class EtcdGateway:
             first = answer.kvs[-1].key + b"\0"
 
     def change(self, conditions: Sequence[Equals], changes: Sequence[PutKey | Remove]) -> bool:
-        """Make all changes if all conditions are true; return whether they were.
+        """Make all changes if all conditions are true, and return whether they were.
 
-        False may also mean that an earlier attempt of the same call was applied, so the caller reads back. An attempt
-        without an answer may be applied later, after other changes, so the conditions must make that harmless.
+        False may also mean that an earlier attempt of the same call was applied, so the caller must read back. An
+        attempt without an answer may be applied later, after other changes, so the conditions must make that harmless.
 
         Raises:
-            StoreError: the etcd does not answer, or refuses the request; the changes may or may not have been made.
+            StoreError: etcd does not answer, or refuses the request; the changes may or may not have been made.
         """
         request = {
             "compare": [_comparison(one) for one in conditions],
@@ -232,7 +232,7 @@ class EtcdGateway:
         """Return a new lease that ends ``seconds`` after its last :meth:`renew`.
 
         Raises:
-            StoreError: the etcd does not answer, or refuses the request.
+            StoreError: etcd does not answer, or refuses the request.
         """
         return self._ask("lease/grant", {"TTL": seconds, "ID": 0}, _Lease).id
 
@@ -248,7 +248,7 @@ class EtcdGateway:
     def watched(self, key: str) -> Iterator[socket.socket | None]:
         """Yield a socket that becomes readable when the key changes, or earlier.
 
-        None is yielded if the etcd does not answer.
+        None is yielded if etcd does not answer.
         """
         connection = self._connect()
         request = {"create_request": {"key": _coded(key)}}
@@ -279,9 +279,9 @@ class EtcdGateway:
                 now = time.monotonic()
                 if now >= deadline:
                     raise StoreError(
-                        f"{self.place}: no member of the etcd has answered for {self._patience_s:g} s ({error}). "
-                        f"{_BRING_BACK}; or check the hosts and ports in RECOVERY_PATH and, if the etcd uses TLS, "
-                        "ETCDCTL_CACERT"
+                        f"{self.place}: no member of the etcd cluster has answered for {self._patience_s:g} s "
+                        f"({error}). {_BRING_BACK}; or check the hosts and ports in RECOVERY_PATH and, if the "
+                        "etcd uses TLS, ETCDCTL_CACERT"
                     ) from error
                 if now >= quiet_until:
                     self._on_wait(
@@ -310,8 +310,8 @@ class EtcdGateway:
         except ssl.SSLCertVerificationError as error:
             self.close()
             raise StoreError(
-                f"{self.place}: {member} shows a certificate that is not accepted ({error.verify_message}). Fix: "
-                "export ETCDCTL_CACERT=<the certificate of the etcd's authority>"
+                f"{self.place}: {member} presents a certificate that is not accepted ({error.verify_message}). "
+                "Fix: export ETCDCTL_CACERT=<the certificate of the etcd's authority>"
             ) from error
         except (OSError, http.client.HTTPException) as error:
             self.close()
@@ -341,7 +341,7 @@ class EtcdGateway:
     def _require_asked(self, was_asked: bool) -> None:
         if not was_asked:
             raise StoreError(
-                f"{self.place}: the etcd answered with a key that was not asked for. Fix: name an etcd's own client "
+                f"{self.place}: etcd returned a key that was not requested. Fix: name an etcd's own client "
                 "ports in RECOVERY_PATH, not those of a program in between"
             )
 

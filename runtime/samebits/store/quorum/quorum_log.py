@@ -1,4 +1,4 @@
-"""Keep one journal in an etcd: a snapshot, then appends, under one scheduler's claim.
+"""Keep one journal in etcd: a snapshot, then appends, under one scheduler's claim.
 
 ::
 
@@ -51,14 +51,14 @@ class _Head(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """A change made together with a claim, and the condition for both."""
+    """A change that is made together with a claim, and the condition for both."""
 
     condition: Equals
     change: PutKey
 
 
 class QuorumClaim:
-    """The claim of one scheduler start in an etcd.
+    """The claim of one scheduler start, stored in etcd.
 
     Attributes:
         number: the term, higher than all earlier terms.
@@ -87,7 +87,7 @@ class QuorumClaim:
         Raises:
             LockedError: the condition of ``take_over`` is no longer true; nothing was claimed.
             SupersededError: other schedulers repeatedly claim the job.
-            StoreError: the etcd does not answer, refuses the request, or has other data under the job's prefix.
+            StoreError: etcd does not answer, refuses the request, or has other data under the job's prefix.
         """
         for _ in range(_CLAIM_ATTEMPTS):
             seen = gateway.get(_term_key(gateway))
@@ -119,7 +119,7 @@ class QuorumClaim:
         Raises:
             SupersededError: another scheduler has taken over the claim.
             ClaimRemovedError: the claim's key was removed.
-            StoreError: the etcd does not answer.
+            StoreError: etcd does not answer.
         """
         found = self.gateway.get(self.condition.key)
         if found.value == self.condition.value:
@@ -132,21 +132,21 @@ class QuorumClaim:
         number = _number_in(self.gateway, found.value)
         raise SupersededError(
             f"{self.gateway.place}: another scheduler has claimed term {number}, so this scheduler, of term "
-            f"{self.number}, has stopped and sent nothing that it wrote since. Fix: nothing, the job continues with "
-            "the other one"
+            f"{self.number}, has stopped and sent nothing that it wrote since. Fix: nothing to do; the job continues "
+            "with the other one"
         )
 
     def stands(self) -> bool:
-        """Return whether the claim is still valid; if not, :meth:`require` raises the reason.
+        """Return whether the claim is still valid. If it is not, :meth:`require` raises the reason.
 
         Raises:
-            StoreError: the etcd does not answer.
+            StoreError: etcd does not answer.
         """
         return self.gateway.get(self.condition.key).value == self.condition.value
 
 
 class QuorumLog:
-    """One journal in an etcd, opened for writing by the holder of the claim.
+    """One journal in etcd, opened for writing by the holder of the claim.
 
     Only one thread may use it.
     """
@@ -170,7 +170,7 @@ class QuorumLog:
         Raises:
             SupersededError: another scheduler took over the claim.
             JournalDamagedError: the stored data is not a journal, or was changed.
-            StoreError: the etcd does not answer, or refuses the request.
+            StoreError: etcd does not answer, or refuses the request.
         """
         gateway, log = claim.gateway, cls(claim, name)
         found = gateway.get(_head_key(gateway, name))
@@ -197,7 +197,7 @@ class QuorumLog:
 
         Raises:
             SupersededError, ClaimRemovedError: nothing in the batch may be sent.
-            StoreError: the payloads are not durable (``may_pass``: the etcd is full), or may not be.
+            StoreError: the payloads are not durable (``may_pass``: etcd is full), or may not be.
         """
         self._require_usable()
         if not payloads:
@@ -228,7 +228,7 @@ class QuorumLog:
 
         Raises:
             SupersededError: another scheduler has written the journal.
-            StoreError: the etcd does not answer, or refuses the request.
+            StoreError: etcd does not answer, or refuses the request.
         """
         found = self._gateway.get(_head_key(self._gateway, self._name))
         if found.revision and found.value != self._head_value:
@@ -261,7 +261,7 @@ class QuorumLog:
         self._write(Equals(key, None), PutKey(key, value))
 
     def _write(self, before: Equals, change: PutKey) -> None:
-        """Make one change if the claim is valid; without a clear answer, check whether it was made."""
+        """Make one change if the claim is valid. If the result is unclear, check whether the change was made."""
         try:
             if self._gateway.change([self._claim.condition, before], [change]):
                 return
@@ -310,7 +310,7 @@ def read_log(gateway: EtcdGateway, name: str) -> list[bytes] | None:
 
     Raises:
         JournalDamagedError: the stored data is not a journal, or was changed.
-        StoreError: the etcd does not answer, or refuses the request.
+        StoreError: etcd does not answer, or refuses the request.
     """
     found = gateway.get(_head_key(gateway, name))
     while found.revision:
@@ -336,7 +336,7 @@ def remove_job(claim: QuorumClaim) -> None:
 
     Raises:
         SupersededError: another scheduler has claimed the job meanwhile; nothing was removed.
-        StoreError: the etcd does not answer, or refuses the request.
+        StoreError: etcd does not answer, or refuses the request.
     """
     prefix = claim.gateway.place.prefix
     folders = [Remove(f"{prefix}/{name}/", f"{prefix}/{name}0") for name in (*JOURNALS, EVENTS)]

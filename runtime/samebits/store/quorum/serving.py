@@ -67,7 +67,7 @@ def serving(gateway: EtcdGateway) -> Serving:
     """Return the scheduler that serves the job.
 
     Raises:
-        StoreError: the etcd does not answer, or refuses the request.
+        StoreError: etcd does not answer, or refuses the request.
     """
     found = gateway.get(_key(gateway))
     condition = Equals(found.key, found.value if found.revision else None)
@@ -89,7 +89,7 @@ def wait_for_turn(gateway: EtcdGateway, is_stopped: Callable[[], bool], say: Cal
         None once ``is_stopped()`` is true.
 
     Raises:
-        StoreError: the etcd does not answer, or refuses the request.
+        StoreError: etcd does not answer, or refuses the request.
     """
     said: Serving | None = None
     while not is_stopped():
@@ -109,7 +109,7 @@ class ServingNotice:
     """Announces that this scheduler serves the job, from :meth:`begin` until :meth:`close`.
 
     Args:
-        gateway: a client of the etcd, used by this object only.
+        gateway: a client of etcd, used by this object only.
         holder: the line that describes this process to others.
         addresses: where it listens.
         lease_s: seconds without a renewal after which others take over.
@@ -128,7 +128,7 @@ class ServingNotice:
         """Return the change that announces this scheduler, with a new lease.
 
         Raises:
-            StoreError: the etcd does not answer, or refuses the request.
+            StoreError: etcd does not answer, or refuses the request.
         """
         self._lease = self._gateway.lease(self._lease_s)
         return PutKey(_key(self._gateway), self._value, self._lease)

@@ -1,4 +1,4 @@
-"""Restore points as training sees them: when to save, what to compare, and how a rank gets its state back.
+"""Restore points during training: when to save, what to compare, and how a rank gets its state back.
 
-The format of a point on disk is defined in ``store.checkpoint``.
+The on-disk format of a point is defined in ``store.checkpoint``.
 """

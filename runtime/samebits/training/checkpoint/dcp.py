@@ -1,8 +1,8 @@
 """Export points as ``torch.distributed.checkpoint`` directories, and load such directories into a new job's state.
 
-SameBits' own points never use this format. Values are written whole, under the names they have in the training script,
-so writer and reader may have different numbers of ranks. The format has no hashes: data is verified before it is
-written, but later damage to the directory goes undetected.
+SameBits' own points never use this format. Tensors are written unsharded, under the names that they have in the
+training script, so the reader may have a different number of ranks than the writer. The format has no hashes: data is
+verified before it is written, but later damage to the directory is not detected.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def export_dcp(points: Sequence[Checkpoint], path: Path) -> None:
 
 @contextlib.contextmanager
 def _in_one_process() -> Iterator[None]:
-    """Silence torch's warning that there is no process group, and raise the original error of a failed save or load."""
+    """Context manager that hides torch's warning about a missing process group and raises the original error."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
@@ -164,7 +164,7 @@ def read_dcp(path: Path) -> dict[str, Any]:
 
 
 def _with_lists(tree: Any) -> Any:
-    """Turn dictionaries with integer keys, which represent lists here, back into lists."""
+    """Convert dictionaries with integer keys, as which the format stores lists, back to lists."""
     if not isinstance(tree, dict):
         return tree
     if tree and all(type(key) is int for key in tree):
@@ -173,7 +173,7 @@ def _with_lists(tree: Any) -> Any:
 
 
 def _shaped_as(live: Any, read: Any) -> Any:
-    """Restore from ``live`` what the format cannot express: keys that are not strings, and empty dictionaries."""
+    """Restore from ``live`` what the format cannot represent: keys that are not strings, and empty dictionaries."""
     if not isinstance(read, dict) or (live is not None and not isinstance(live, Mapping)):
         if isinstance(read, list) and isinstance(live, list | tuple) and len(live) == len(read):
             return type(live)(_shaped_as(one, item) for one, item in zip(live, read, strict=True))

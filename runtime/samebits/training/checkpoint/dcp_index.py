@@ -1,8 +1,8 @@
 """Read a ``torch.distributed.checkpoint`` directory without running code from it.
 
-The format stores its index, and every value that is not a tensor, as a pickle. The reader and planner here replace
-torch's own, which unpickle both without restriction. An index needs only a dozen classes without behaviour, so the
-unpickler resolves those and rejects any other name before looking it up.
+The format stores its index, and every value that is not a tensor, as a pickle. The reader and planner in this module
+replace torch's own, which unpickle without restrictions. An index needs only a dozen simple classes, so the unpickler
+accepts only these and rejects any other name before looking it up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_INDEX_BYTES = 1 << 30
 
 
 class SafeReader(dcp.FileSystemReader):
-    """Torch's reader, with an unpickler that resolves only the classes of an index."""
+    """Torch's reader, with an unpickler that accepts only the classes of an index."""
 
     def read_metadata(self, *_: Any, **__: Any) -> index.Metadata:
         """Return the directory's index.
@@ -82,7 +82,7 @@ class _IndexUnpickler(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Resolve only the classes that an index consists of."""
+        """Return the class if an index may contain it; otherwise, raise an error."""
         dtype = getattr(torch, name, None) if module == "torch" and name.isidentifier() else None
         if isinstance(dtype, torch.dtype):
             return dtype
@@ -93,17 +93,17 @@ class _IndexUnpickler(pickle.Unpickler):
 
 
 class SafePlanner(dcp.DefaultLoadPlanner):
-    """Loads every value by its flat name; values other than tensors are loaded with ``weights_only``."""
+    """Loads values by their flat names. Values other than tensors are loaded with ``weights_only``."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Load plain data only; torch's own method would unpickle anything."""
+        """Load plain data only. Torch's own method would unpickle anything."""
         name = read_item.dest_index.fqn
         try:
             self.state_dict[name] = torch.load(value, weights_only=True)
         except pickle.UnpicklingError as error:
             raise CheckpointError(
-                f"{name} is neither a tensor nor plain data, and nothing else is read: {str(error).splitlines()[0]}"
+                f"{name} is neither a tensor nor plain data, so it is not read: {str(error).splitlines()[0]}"
             ) from None

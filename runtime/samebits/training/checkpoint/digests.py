@@ -1,8 +1,8 @@
-"""Decide at which commits ranks are compared, and report one digest of this rank's state for each of them.
+"""Decide at which commits ranks are compared, and report a digest of this rank's state at each of them.
 
 Ranks are compared at the first commits of a generation, at every save, at a fixed interval of steps, and at the end. A
-rank reports its digest and keeps training. It waits for the other ranks' digests only at the end, where all ranks wait
-for each other anyway. Copies are hashed in a separate thread during the next step.
+rank reports its digest and continues training. It waits for the other ranks' digests only at the end, where all ranks
+wait for each other anyway. Copies are hashed in a separate thread during the next step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _nothing(_seconds: float) -> None:
 
 
 class StateDigests:
-    """The digests of one state in one process.
+    """Computes and reports the digests of one state.
 
     Args:
         agent: reports the digests.
@@ -58,8 +58,8 @@ class StateDigests:
         if not self._has_said and self._state.compared() is None:
             self._has_said = True
             log.say(
-                f"the ranks' states are not compared: a {type(self._state).__name__} marks nothing as shared; "
-                "shared_values() may name what must be equal on every rank"
+                f"the ranks' states are not compared: a {type(self._state).__name__} does not define which values "
+                "must be equal on every rank. Fix: implement shared_values()"
             )
 
     def committed(
@@ -74,10 +74,10 @@ class StateDigests:
     ) -> None:
         """Report the current state's digest if this commit is among the first, a save, or ``is_due``.
 
-        If ``kept``, a copy of the state, is given, it is hashed instead, in a separate thread.
+        If ``kept``, a copy of the state, is given, the copy is hashed in a separate thread.
 
-        A digest that was reported once is not replaced. The last commit is saved again at the end, and by then a loop
-        may have advanced to the next epoch, on some ranks and not on others.
+        A digest is reported only once for a commit. The last commit is saved again at the end, and by then a loop may
+        have advanced to the next epoch on some ranks only.
         """
         is_first = len(self._first) < FIRST_COMMITS and commits > 0
         if not (is_first or is_save or is_due):
@@ -104,7 +104,7 @@ class StateDigests:
         self._hashing.start()
 
     def settle(self) -> None:
-        """Wait until the digest that is being computed is reported."""
+        """Wait until the digest that is being computed has been reported."""
         hashing, self._hashing = self._hashing, None
         if hashing is not None:
             hashing.join()
@@ -124,11 +124,11 @@ class StateDigests:
         return self._digest(point, commits, averages=averages)
 
     def tell(self, digest: Digest) -> None:
-        """Report a digest for comparison between all ranks."""
+        """Report a digest, which is compared with those of all other ranks."""
         self._remember(digest, is_first=False, is_save=False, is_due=True)
 
     def through(self, point: Point, *, averages: bool) -> Sequence[Digest]:
-        """Return the digests to report when the training function has returned, including the final state's."""
+        """Return the digests to report after the training function has returned, including the final state's."""
         self.settle()
         return self._all(self._digest(point, FINAL, averages=averages))
 

@@ -1,7 +1,7 @@
 """Export a point as a file that ``torch.load(weights_only=True)`` reads, for programs without SameBits.
 
-SameBits writes torch's own format only here and never reads it. The state keeps the form and the names it has in the
-training script. A value that such a file could not give back is refused before anything is written.
+SameBits writes torch's own format only here and never reads it. The state has the same structure and names as in the
+training script. If such a file could not restore a value, the export is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def export_for_torch(checkpoint: Checkpoint, path: Path, *, replace: bool = Fals
 
 
 def nested(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the state's values by name, with the point's origin and other parts under ``samebits``."""
+    """Return the state's values by name, and the point's origin and other parts under ``samebits``."""
     contents = snapshot.state_in(checkpoint.tree, checkpoint.tensors)
     header = checkpoint.header
     values = values_of(checkpoint.header, contents)
@@ -88,7 +88,7 @@ def values_of(header: PointHeader, contents: Any) -> dict[str, Any]:
 
 
 def _nearest(value: Any) -> Any:
-    """Convert a value, at any depth, to the nearest type that ``torch.load(weights_only=True)`` reads."""
+    """Convert a value, at any depth, to the most similar type that ``torch.load(weights_only=True)`` reads."""
     kind = type(value)
     if kind is frozenset:
         return set(value)
@@ -106,7 +106,7 @@ def _nearest(value: Any) -> Any:
 
 
 def require_readable(value: Any, path: str) -> None:
-    """Raise CheckpointError for a value that torch writes but ``weights_only`` cannot read."""
+    """Raise CheckpointError if torch can write the value but ``weights_only`` cannot read it."""
     if isinstance(value, dict):
         for key, item in value.items():
             require_readable(key, f"{path}: the key {key!r}")

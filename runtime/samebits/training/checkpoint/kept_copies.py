@@ -1,8 +1,8 @@
 """Find, verify and offer the copies of other ranks' points in this host's memory.
 
-All processes of a host see the same copies. Each copy is offered by the process that holds its lock: the one that keeps
-it up to date, else the first that looks for copies. So every copy is verified once and stays available after the
-process that received it has died.
+All processes of a host see the same copies. Each copy is offered by the process that holds its lock: the process that
+updates it or, if there is none, the first that looks for copies. Every copy is therefore verified once, and stays
+available after the process that received it has died.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OLD_AFTER = 2  # points that all ranks must save in a generation before unused c
 
 
 class KeptCopies:
-    """The copies of one job on this host that this process offers.
+    """The copies on this host that this process offers to other ranks.
 
     Args:
         job: the job's id.
@@ -41,14 +41,20 @@ class KeptCopies:
         self._saved_by_all: set[Point] = set()  # since this generation began
 
     def begin(self, generation: int, keeps: Collection[int]) -> None:
-        """Begin a generation that keeps copies of these slots; release the copies claimed for the last recovery."""
+        """Begin a generation in which copies of these slots are stored.
+
+        The copies that were claimed for the last recovery are released.
+        """
         self._keeps = frozenset(keeps)
         self._generation = generation
         self._saved_by_all.clear()
         self.let_go()
 
     def look(self) -> list[Copy]:
-        """Verify and return the copies that this process offers; log each copy that is skipped, with the reason."""
+        """Verify the copies that this process can offer, and return them.
+
+        Each skipped copy is logged with the reason.
+        """
         self._found.clear()
         for slot in checkpoints.copied_slots(self._memory, self._job):
             if slot in self._keeps or self._claims(slot):
@@ -86,14 +92,14 @@ class KeptCopies:
             log.warn(f"ignored a copy of another rank's restore point: {problem}")
 
     def reject(self, copy: Copy, reason: str) -> None:
-        """Never offer this copy again; leave it in place."""
+        """Never offer this copy again. Its file is not removed."""
         self._found.pop(copy, None)
         self._rejected[copy] = reason
         self._pass_over(f"slot {copy.slot}, {copy.point}: {reason}")
 
     @contextlib.contextmanager
     def rejecting(self, copy: Copy) -> Iterator[None]:
-        """Reject the copy if it turns out to be damaged inside the block."""
+        """Context manager that rejects the copy if it is found to be damaged in the ``with`` block."""
         try:
             yield
         except CheckpointError as error:
@@ -108,16 +114,17 @@ class KeptCopies:
         return checkpoints.read(found)
 
     def let_go(self) -> None:
-        """Release the claimed copies, so that other processes of this host may receive new ones."""
+        """Release the claimed copies, so that other processes on this host can receive new ones."""
         for room in self._claimed.values():
             room.close()
         self._claimed.clear()
         self._found.clear()
 
     def saved_by_all(self, point: Point | None) -> None:
-        """Remove outdated copies that no process keeps up to date, now that every rank has this point on disk.
+        """Remove outdated copies that no process updates, now that every rank has this point on disk.
 
-        Waits for the second such point of a generation: by then the new keepers have had time to receive one.
+        Only the second such point of a generation has this effect: by then, the new buddies have had time to receive a
+        copy.
         """
         if point is None or point.generation < self._generation or point in self._saved_by_all:
             return
@@ -130,7 +137,7 @@ class KeptCopies:
                 checkpoints.remove_room(self._memory, self._job, slot, kind=RoomKind.COPIED)
 
     def discard(self) -> None:
-        """Remove all copies when the job has finished, except those that another live process still holds."""
+        """Remove all copies after the job has finished, except copies that another live process holds."""
         self.let_go()
         for slot in checkpoints.copied_slots(self._memory, self._job):
             checkpoints.remove_room(self._memory, self._job, slot, kind=RoomKind.COPIED)

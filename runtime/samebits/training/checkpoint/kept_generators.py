@@ -55,7 +55,7 @@ FILE_BYTES = ENTRIES_AT + ENTRY_BYTES * sum(ENTRIES_OF_KIND.values())
 
 
 class KeptGeneratorStates(NamedTuple):
-    """The generators' states at a commit, or before a collective of the step after it.
+    """The generators' states at a commit, or before a collective of the next step.
 
     Attributes:
         is_commit: True at a commit, False before a collective.
@@ -76,7 +76,7 @@ class KeptGeneratorStates(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A page's complete entries, oldest first, and how many collectives its rank has launched."""
+    """A page's complete entries, oldest first, and the number of collectives that its rank has called."""
 
     slot: int
     entries: tuple[KeptGeneratorStates, ...] = ()
@@ -89,7 +89,7 @@ class Content(NamedTuple):
 
 
 class PageWriter:
-    """This process's page, which replaces its predecessor's in one rename.
+    """Writes this process's page, which replaces the previous process's page with one rename.
 
     Args:
         base: the folder in memory.
@@ -133,7 +133,7 @@ class PageWriter:
                 raise
 
     def add(self, entry: KeptGeneratorStates) -> None:
-        """Write an entry over the oldest of its kind.
+        """Write an entry in place of the oldest of its kind.
 
         Raises:
             StoreError: its state is too large.
@@ -150,14 +150,14 @@ class PageWriter:
         self.view[start : start + _SEAL_BYTES] = xxhash.xxh3_128_digest(self._header + sized)
 
     def let_go(self) -> None:
-        """Release the lock; the page stays until its room is removed."""
+        """Release the lock. The page remains until its room is removed."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
 
 class KeptGenerators:
-    """The page of the slot that this process holds, and the pages that it lends.
+    """The generator page of this process's slot, and the pages that this process can send to other ranks.
 
     Args:
         job: the job's id.
@@ -179,7 +179,7 @@ class KeptGenerators:
         self._has_failed = False
 
     def committed(self, generators: Generators | None, slot: int, generation: int, point: Point, commits: int) -> None:
-        """Write the current states as those of this commit, or of a generation's beginning."""
+        """Write the current states as those of this commit, or of the beginning of a generation."""
         if generators is None or self._has_failed:
             return
         before = self._offered if self._offered.slot == slot else Content(slot)
@@ -205,7 +205,7 @@ class KeptGenerators:
         self._last, self._generators, self._version = entry, generators, generators.version
 
     def before_collective(self) -> None:
-        """Write the states if they have changed, before the next collective is launched."""
+        """Write the states if they have changed. Called before each collective."""
         page, generators, last = self._page, self._generators, self._last
         if page is None or generators is None or last is None:
             return
@@ -222,22 +222,28 @@ class KeptGenerators:
     def _failed(self, error: StoreError) -> None:
         self._has_failed = True
         self.let_go()
-        log.warn(f"generator states are kept in checkpoints only, so a loss returns to a checkpoint: {error}")
+        log.warn(
+            "generator states are saved only in checkpoints, so after a loss, training returns to a checkpoint: "
+            f"{error}"
+        )
 
     def live_step(self, point: Point | None, commits: int) -> LiveStep | None:
-        """Describe the step that led to this commit; None if this process does not hold the commit."""
+        """Describe the step that led to this commit, or return None if this process does not hold the commit."""
         last = self._last
         return self._live_step if last is not None and (last.point, last.commits) == (point, commits) else None
 
     # ---- offering: uses the page as it was read once, since a dying predecessor may still write to it
 
     def offer(self, slot: int) -> Page | None:
-        """Describe the page of this process's slot; :meth:`states_at` reads from it."""
+        """Describe the page of this process's slot, from which :meth:`states_at` reads, or return None."""
         self._offered = self._read(slot)[1]
         return _described(self._offered)
 
     def offer_orphaned(self, slot: int) -> tuple[OrphanedPage, ...]:
-        """Describe the pages of other slots whose processes are gone: their successors may be on another host."""
+        """Describe the pages of other slots on this host whose processes are gone.
+
+        Their replacements may be on another host.
+        """
         pages = []
         for other in memory_room.slots_in_memory(self._memory, self._job):
             data, content = self._read(other, only_orphaned=True) if other != slot else (b"", Content(other))
@@ -247,7 +253,7 @@ class KeptGenerators:
         return tuple(pages)
 
     def borrow(self, slot: int, data: memoryview, whence: str) -> None:
-        """Use another rank's copy of this slot's page in place of the one that was offered.
+        """Use another rank's copy of this slot's page instead of the page that was offered.
 
         Raises:
             StoreError: ``data`` is not a page, or belongs to another slot.
@@ -255,7 +261,7 @@ class KeptGenerators:
         self._offered = decoded(data, self._job, slot, whence)
 
     def states_at(self, point: Point, commits: int) -> dict[str, Any]:
-        """Return the generators' states at a commit, from the page as it was offered.
+        """Return the generators' states at a commit, from the offered page.
 
         Raises:
             CheckpointError: the page has no such commit, or its content is not valid.
@@ -278,14 +284,16 @@ class KeptGenerators:
             return b"", Content(slot)
 
     def let_go(self) -> None:
-        """Stop writing; the page stays until its room is removed."""
+        """Stop writing. The page remains until its room is removed."""
         if self._page is not None:
             self._page.let_go()
         self._page = self._last = None
 
 
 def read_page(base: Path, job: str, slot: int, *, only_orphaned: bool = False) -> bytes | None:
-    """Read the page of a slot; None if there is none, or if ``only_orphaned`` and a live process writes it.
+    """Read the page of a slot.
+
+    Return None if there is none, or if ``only_orphaned`` is set and a live process writes it.
 
     Raises:
         StoreError: the page is not private to this user.
@@ -304,14 +312,16 @@ def read_page(base: Path, job: str, slot: int, *, only_orphaned: bool = False) -
 
 
 def decoded(data: bytes | memoryview, job: str, slot: int, whence: str) -> Content:
-    """Return the complete entries of a page; those whose hash does not match are left out.
+    """Decode the complete entries of a page. Entries whose hash does not match are left out.
 
     Raises:
         StoreError: ``data`` is not a page, or belongs to another job or slot; the message begins with ``whence``.
     """
     header, data, entries = _HEADER.pack(_MAGIC, job.encode(), slot), memoryview(data), {}
     if len(data) != FILE_BYTES or data[: len(_MAGIC)] != _MAGIC:
-        raise StoreError(f"{whence}: {len(data)} bytes that are not a page of this version, expected {FILE_BYTES}")
+        raise StoreError(
+            f"{whence}: these {len(data)} bytes are not a page of this version, which has {FILE_BYTES} bytes"
+        )
     if data[: len(header)] != header:
         raise StoreError(f"{whence}: it is the page of another job or slot, expected slot {slot} of job {job}")
     for start in range(ENTRIES_AT, FILE_BYTES, ENTRY_BYTES):
@@ -324,7 +334,7 @@ def decoded(data: bytes | memoryview, job: str, slot: int, whence: str) -> Conte
 
 
 def _described(content: Content) -> Page | None:
-    """Return a page's description for the scheduler; None if it has no commit."""
+    """Describe a page for the scheduler, or return None if it has no commit."""
     commits = content.commits
     if not commits:
         return None

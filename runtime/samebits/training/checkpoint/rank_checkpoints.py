@@ -1,10 +1,10 @@
 """Save, load, send and prune one rank's restore points.
 
-The format and its verification are in ``store.checkpoint``; the core chooses the point to resume.
+The format and its verification are in ``store.checkpoint``, and the core chooses the point to resume from.
 :class:`RankCheckpoints` is one rank's folder, locked by the process that writes there, and the points that this process
-has verified. A point is the same in memory and on disk, and memory is searched first. :class:`AsyncSaves` holds the
-memory slots that a save passes through and the process that makes them durable. If memory is missing or too small, a
-warning is logged once and saves wait for the disk.
+has verified. A point is the same in memory and on disk, and memory is searched first. :class:`AsyncSaves` has the
+memory slots into which a state is copied, and the process that writes them to disk. If memory is missing or too small,
+a warning is logged once and saves wait for the disk.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WRITER_WAIT_S = 60.0
 
 
 class RankCheckpoints:
-    """The folder of one slot's rank. Only the process that holds its lock writes there, from the first save on.
+    """The checkpoint folder of one slot. Only the process that holds its lock writes there, from the first save on.
 
     Args:
         config: how often to save, and how many points to keep.
@@ -109,7 +109,7 @@ class RankCheckpoints:
         self._lock = DirectoryLock(self._directory, f"worker {node}")
 
     def held(self, oldest: Point | None = None) -> list[Point]:
-        """Return the verified points, newest first; log each point that is skipped, with the reason.
+        """Return the verified points, newest first. Each skipped point is logged with the reason.
 
         Args:
             oldest: if this point is held, older ones are not verified, since that means reading them.
@@ -132,7 +132,10 @@ class RankCheckpoints:
         return sorted(held, reverse=True)
 
     def _verify(self, found: StoredPoint) -> None:
-        """Verify a point. The first remote one is kept in memory, since the next generation probably begins with it."""
+        """Verify a point.
+
+        The first remote point is kept in memory, because the next generation probably begins with it.
+        """
         data_bytes = found.require_manifest().data_bytes
         if self._is_remote and self._fetched is None and _has_room_for(2 * data_bytes):
             self._fetched = found.point, self._place.read(found)
@@ -167,14 +170,14 @@ class RankCheckpoints:
         return point in self._verified
 
     def saved_by(self, step: int) -> int:
-        """Return the newest step, up to this one, that is known to be saved; 0 if none is."""
+        """Return the newest step up to this one that is known to be saved, or 0."""
         return max((one.step for one in self._verified | self._told if one.step <= step), default=0)
 
     def oldest_step(self) -> int:
         """Return the step of the oldest point that this rank may roll back to, or 0 if unknown.
 
-        In an object store, a predecessor's points count as removed once this process has as many as are kept: its
-        writer prunes the surplus.
+        In an object store, points of an earlier process count as removed once this process has saved as many points as
+        are kept, because its writer deletes the rest.
         """
         if not self._is_remote:
             return checkpoints.oldest_step_in(self._directory)
@@ -182,7 +185,7 @@ class RankCheckpoints:
         return min(point.step for point in known) if len(known) >= self.config.keep_checkpoint_max else 0
 
     def reject(self, point: Point, reason: str) -> None:
-        """Never offer this point again; it stays on disk."""
+        """Never offer this point again. It stays on disk."""
         self._verified.discard(point)
         self._told.discard(point)
         self._in_memory.pop(point, None)
@@ -194,7 +197,7 @@ class RankCheckpoints:
 
     @contextlib.contextmanager
     def rejecting(self, point: Point) -> Iterator[None]:
-        """Reject the point if it turns out to be damaged inside the block."""
+        """Context manager that rejects the point if it is found to be damaged in the ``with`` block."""
         try:
             yield
         except CheckpointError as error:
@@ -202,7 +205,7 @@ class RankCheckpoints:
             raise
 
     def header(self, point: Point, rank: int, world_size: int) -> PointHeader:
-        """Return the header of a point of this rank, saved or sent."""
+        """Return the header of a point of this rank, for saving or sending."""
         return PointHeader(self._job, point, world_size, rank, self.slot, self._node)
 
     def save(
@@ -215,7 +218,7 @@ class RankCheckpoints:
         durable: bool = False,
         wait_s: float = 0.0,
     ) -> bool:
-        """Save a point, then prune. Return False, after a warning, if the disk fails; training continues.
+        """Save a point, then delete old ones. If the disk fails, log a warning and return False; training continues.
 
         Args:
             header, tensors, tree, layout: the point.
@@ -250,7 +253,7 @@ class RankCheckpoints:
         return self._became_durable(header.point, by_writer=False)
 
     def save_final(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> bool:
-        """Save the final state if the last commit's point is on disk with other contents.
+        """Save the final state separately if the last commit's point is on disk with different contents.
 
         It is stored beside the points, since a point never changes. If a rank is lost before training finishes, all
         ranks return to the commit and repeat what follows it.
@@ -271,7 +274,7 @@ class RankCheckpoints:
         return True
 
     def link_final(self, header: PointHeader) -> bool:
-        """Make the saved final state this rank's point of its step, if that step has none.
+        """Make the saved final state the point of its step if that step has no point.
 
         Returns:
             False if there is no such final state, or it cannot be linked; then nothing is changed.
@@ -309,13 +312,13 @@ class RankCheckpoints:
             place.write(header, parts, tree, layout)
 
     def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> None:
-        """Reserve memory, in the background, for saves of points like this one."""
+        """Reserve memory in the background for saves of points like this one."""
         if self.config.async_save:
             with contextlib.suppress(StoreError), disk_errors(self._directory, "preparing"):  # the save reports it
                 self._saves.prepare(header, tensors, tree, layout)
 
     def settle(self) -> None:
-        """Process the pending save's outcome if it is known; costs nothing if no save is pending."""
+        """Process the result of the pending save if it is known. Cheap if no save is pending."""
         if self._saves.is_busy:
             self._hear(self._saves.outcome(wait=False))
         self._hear_of_pruning(wait=False)
@@ -328,13 +331,16 @@ class RankCheckpoints:
                 self._saves.take_in(self._lock.descriptor)
 
     def exchange_copies(self, brief: Brief | None) -> None:
-        """Set which rank keeps copies of this rank's points in this generation, and whose copies are kept here."""
+        """Set which rank stores copies of this rank's points in this generation, and whose copies this rank stores."""
         self._fetched = None
         self._saves.exchange(brief)
         self._is_asked_to_keep = self._saves.is_awaited  # done later: the others wait for this generation to begin
 
     def flush(self) -> None:
-        """Wait until the pending save is durable or has failed with a warning; pruning may finish later."""
+        """Wait until the pending save is durable or has failed with a warning.
+
+        Deletion of old points may finish later.
+        """
         if self._saves.is_busy:
             self._hear(self._saves.outcome(wait=True))
 
@@ -346,7 +352,7 @@ class RankCheckpoints:
                 self._failed(outcome.point, outcome.problem)
 
     def _take_folder(self, wait_s: float, *, waits_for_writer: bool = True) -> None:
-        """Acquire the folder's lock, and make its claim durable before anything is saved there."""
+        """Lock the folder, and make its claim for this job durable before anything is saved there."""
         if not self._lock.is_held:
             holder = read_holder(self._directory)
             if waits_for_writer and holder is not None and holder.is_gone():
@@ -359,12 +365,12 @@ class RankCheckpoints:
             self._claim_is_durable = True
 
     def _count_on_what_is_there(self) -> None:
-        """Count an earlier process's points as reported: others may rely on them already."""
+        """Count points of an earlier process as reported, because other ranks may already rely on them."""
         self._told.update(found.point for found in self._place.scan())
         self._has_counted = True
 
     def _became_durable(self, point: Point, *, by_writer: bool) -> bool:
-        """Report the point as held, then prune, except for the points that others rely on by then."""
+        """Report the saved point, then delete old points on which no other rank relies."""
         self._verified.add(point)
         self._rejected.pop(point, None)
         self._let_go({one for one in self._verified | self._told if checkpoints.is_abandoned(one, point)})
@@ -407,13 +413,13 @@ class RankCheckpoints:
         self._told.difference_update(gone)
 
     def _failed(self, point: Point, problem: str) -> bool:
-        """Warn about a failed save: the first in a row, the second, the fourth and so on."""
+        """Warn about a failed save. In a row of failures, warn about the first, second, fourth and so on."""
         self._refused += 1
         if self._refused & (self._refused - 1) == 0:
             again = f" ({self._refused} in a row; {self.newest_on_disk()})" if self._refused > 1 else ""
             log.warn(
-                f"the checkpoint of step {point.step} was not saved{again}; training continues, and older ones stay: "
-                f"{problem}"
+                f"the checkpoint of step {point.step} was not saved{again}; training continues, and older "
+                f"checkpoints are kept: {problem}"
             )
         return False
 
@@ -432,13 +438,16 @@ class RankCheckpoints:
         self._skipped_before = True
 
     def _retention(self) -> Retention:
-        """Return the current retention; an abandoned line's points stay until the new line has a durable one."""
+        """Return which points must be kept now.
+
+        Points of an abandoned line are kept until the new line has a durable point.
+        """
         committed = self._committed()
         told = frozenset(one for one in self._told if committed is None or one > committed)
         return Retention(self.config.keep_checkpoint_max, committed, told)
 
     def _tell(self) -> None:
-        """Report the held points, so that other ranks may rely on them."""
+        """Report this rank's points, so that other ranks can rely on them."""
         points = self._verified | self._told
         self._told = checkpoints.tellable(points, self.config.keep_checkpoint_max, self._committed(), self._told)
         self._report(sorted(self._told & self._verified))
@@ -494,7 +503,7 @@ class RankCheckpoints:
         self._saves.discard()
 
     def release(self) -> None:
-        """Finish the pending save, and let another process write here."""
+        """Finish the pending save, and unlock the folder for another process."""
         self.flush()
         self._saves.close()
         self._lock.release()
@@ -511,7 +520,7 @@ _POLL_S = 0.01  # polling interval, since a process cannot wait for a change in 
 
 
 class AsyncSaves:
-    """The asynchronous half of a rank's checkpoints.
+    """Copies a rank's points to memory, from which a separate process writes them to disk.
 
     Args:
         root: the job's checkpoint folder.
@@ -552,7 +561,7 @@ class AsyncSaves:
         return self._writer is not None and self._writer.is_busy
 
     def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> None:
-        """Reserve memory for saves of points like this one, if there is any."""
+        """Reserve memory for saves of points like this one, if there is enough."""
         with contextlib.suppress(CheckpointError, StoreError):  # the first save reports it
             self._opened_room()[1].prepare(header, tensors, tree, layout, slots=2 if self.keeps_two else 1)
 
@@ -566,7 +575,7 @@ class AsyncSaves:
         *,
         is_on_disk: Callable[[Point], bool],
     ) -> bool:
-        """Copy the point and hand it to the writer; return False, with one warning, if that is not possible.
+        """Copy the point and pass it to the writer. If that is impossible, log one warning and return False.
 
         Args:
             header, tensors, tree, layout: the point.
@@ -609,8 +618,8 @@ class AsyncSaves:
             self.discard()  # one slot without the other is useless, and its content is on disk
         if not self._said:
             log.warn(
-                f"training waits for the disk at every checkpoint, because it cannot be copied aside: {why} "
-                "(CheckpointConfig(async_save=False) does so without a warning)"
+                "training waits for the disk at every checkpoint, because the state cannot be copied to memory "
+                f"first: {why} (CheckpointConfig(async_save=False) does so without a warning)"
             )
         self._said = True
 
@@ -643,7 +652,7 @@ class AsyncSaves:
         return writer
 
     def exchange(self, brief: Brief | None) -> None:
-        """Set which rank keeps this rank's copies and whose copies are kept here; None: no copies are exchanged."""
+        """Set which rank stores this rank's copies, and whose copies are stored here; None: no copies are exchanged."""
         if brief is None and self._brief is not None:
             brief = replace(self._brief, keeper="", who="", keeps=())
         self._brief = brief
@@ -652,11 +661,11 @@ class AsyncSaves:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether other ranks send copies here and no writer receives them yet."""
+        """Whether other ranks send copies here that no writer process can receive yet."""
         return self._writer is None and self._brief is not None and bool(self._brief.keeps)
 
     def take_in(self, lock_descriptor: int) -> None:
-        """Start receiving other ranks' copies before this rank's first save; see :meth:`begin`.
+        """Start receiving other ranks' copies before this rank's first save. See :meth:`begin`.
 
         Raises:
             StoreError: copies cannot be received; the first save reports this too.
@@ -664,34 +673,34 @@ class AsyncSaves:
         self._opened(lock_descriptor)[1].start()
 
     def hear_of_copies(self) -> None:
-        """Log once when copies to the buddy fail, and when they work again; costs nothing otherwise."""
+        """Log once when copies to the buddy fail, and once when they work again."""
         if self._writer is None or not self._is_copying:
             return
         for problem in self._writer.copies():
             if problem and not self._said_of_copies:
                 log.warn(
-                    f"the newest checkpoint has no copy at this rank's buddy: {problem}; training continues, and older "
-                    "copies stay (CheckpointConfig(buddy_copies=False) turns copies off)"
+                    f"the newest checkpoint has no copy at this rank's buddy: {problem}; training continues, and "
+                    "older copies are kept (CheckpointConfig(buddy_copies=False) turns copies off)"
                 )
             elif not problem and self._said_of_copies:
                 log.say("checkpoints are copied to this rank's buddy again")
             self._said_of_copies = bool(problem)
 
     def outcome(self, *, wait: bool) -> SaveOutcome | None:
-        """Return the pending save's outcome, or None if it is not known yet; with ``wait``, wait until it is."""
+        """Return the result of the pending save, or None if it is not known yet. With ``wait``, wait for it."""
         return None if self._writer is None else self._writer.outcome(wait=wait)
 
     def prune(self, pruning: Pruning) -> None:
-        """Prune old points in the background, once the pending save is durable."""
+        """Delete old points in the background, once the pending save is durable."""
         if self._writer is not None:
             self._writer.prune(pruning)
 
     def pruned(self, *, wait: bool) -> list[Pruned]:
-        """Return what was pruned since the last call; ``wait`` for pruning in progress. No save may be pending."""
+        """Return which points were deleted since the last call. With ``wait``, wait for deletions in progress."""
         return [] if self._writer is None else self._writer.pruned(wait=wait)
 
     def found(self) -> tuple[list[FoundPoint], list[str]]:
-        """Return the points in memory that can be used once verified, and the problems of the others."""
+        """Return the points in memory that can be used once verified, and texts about the other ones."""
         deadline_s = time.monotonic() + HASHED_SOON_S
         while self._room is None and checkpoints.is_being_hashed(self._memory, self._job, self._slot):
             if time.monotonic() > deadline_s:
@@ -700,7 +709,7 @@ class AsyncSaves:
         return checkpoints.points_in_memory(self._memory, self._job, self._slot)
 
     def forget(self, is_unwanted: Callable[[Point], bool]) -> None:
-        """Empty the slots that hold an unwanted point, including a predecessor's; no save may be pending."""
+        """Empty the slots that hold an unwanted point, including an earlier process's. No save may be pending."""
         if self._room is not None:
             self._room.forget(is_unwanted)
         elif any(
@@ -709,7 +718,7 @@ class AsyncSaves:
             checkpoints.remove_room(self._memory, self._job, self._slot)
 
     def close(self) -> None:
-        """Release slots and writer after the pending write; points in memory stay."""
+        """Release slots and writer after the pending write. Points in memory remain."""
         if self._writer is not None:
             self._writer.close()
         if self._staging is not None:
@@ -719,6 +728,6 @@ class AsyncSaves:
         self._writer = self._staging = self._room = None
 
     def discard(self) -> None:
-        """Close, and free the memory, including a predecessor's."""
+        """Close, and free the memory, including an earlier process's."""
         self.close()
         checkpoints.remove_room(self._memory, self._job, self._slot)

@@ -46,8 +46,8 @@ def require_steps(state: State) -> TorchState:
     if isinstance(state, TorchState) and state.counts_optimizer_steps:
         return state
     raise UsageError(
-        f"CheckpointConfig(step_log=…): a {type(state).__name__} has no optimizer steps to log that all ranks take "
-        "together; it is for a samebits.elastic.TorchState that was given an optimizer"
+        f"CheckpointConfig(step_log=…): a {type(state).__name__} has no optimizer steps that all ranks take "
+        "together. Fix: use step_log only with a samebits.elastic.TorchState that has an optimizer"
     )
 
 
@@ -61,7 +61,7 @@ def weights_digest(state: State) -> str:
 
 @dataclass(slots=True)
 class _Repeated:
-    """The records that repeated steps must match, and what has matched so far."""
+    """The records that repeated steps must match, and how far they have matched."""
 
     first: int
     last: int
@@ -72,7 +72,7 @@ class _Repeated:
 
 
 class Replay:
-    """The step log of this process's slot, and the comparison with it.
+    """The step log of this process's slot, and the comparison of repeated steps with it.
 
     Args:
         asked: the user's settings for the log.
@@ -114,7 +114,7 @@ class Replay:
     # ---- the session's calls
 
     def begin(self, generation: GenerationStarted, step: int) -> None:
-        """Begin a generation at the commit of ``step``; later steps in the log will be repeated.
+        """Begin a generation at the commit of ``step``. Later steps in the log will be repeated.
 
         Raises:
             ForeignFolderError: the log belongs to another job.
@@ -132,18 +132,18 @@ class Replay:
             self._begin_line(step, f"rank {generation.rank} of {generation.world_size} now")
             if max(logged) > step + 1:  # a single step may have been logged and never taken
                 log.say(
-                    f"the step log of slot {self.slot} begins a new line at step {step + 1}: what was logged from "
-                    f"there to step {max(logged)}, in another world, is not compared"
+                    f"the step log of slot {self.slot} starts over at step {step + 1}: the steps up to "
+                    f"{max(logged)} were logged with a different world size or rank and are not compared"
                 )
         elif logged:
             self._repeated = _Repeated(step + 1, max(logged), logged)
 
     def follow(self, follows: bool) -> None:
-        """Record the loop's samples from now on, or pause while a step is retaken for comparison."""
+        """Record the loop's samples from now on, or pause while a step is repeated for comparison."""
         self._state.follow_samples(self._took if follows else None)
 
     def before_step(self) -> None:
-        """Make the record of the step that is about to be taken durable, and compare it with the log.
+        """Make the next step's record durable, and compare it with the log.
 
         Raises:
             DivergenceError: the log has a different record of this step.
@@ -168,7 +168,7 @@ class Replay:
         self._open, self._logged_step, self._line[step] = record, step, record
 
     def committed(self, step: int) -> None:
-        """Close the record of ``step``; samples recorded from now on belong to the next step."""
+        """Close the record of ``step``. Samples recorded from now on belong to the next step."""
         self._forget_up_to(step)
         if self._open is None:
             self._taken.clear()
@@ -211,7 +211,7 @@ class Replay:
         repeated.weights |= None not in (logged.weights, found.weights)
 
     def _step_is_over(self) -> None:
-        """Complete the record of the step that began last; all its samples are known now."""
+        """Complete the record of the last step that began, whose samples are now all known."""
         found, self._open = self._open, None
         if found is None:
             return
@@ -233,20 +233,20 @@ class Replay:
         )
         if self._asked.on_divergence != WARN:
             raise DivergenceError(
-                f"{text}. Either script, data or settings have changed since, or this script is not deterministic. "
-                f"Fix: correct that and run `{spelled('recover')}`, or accept the difference with "
+                f"{text}. The script, the data or the settings have changed since then, or the script is not "
+                f"deterministic. Fix: correct that and run `{spelled('recover')}`, or accept the difference with "
                 'CheckpointConfig(step_log=samebits.StepLog(on_divergence="warn"))'
             )
         log.warn(f"{text}; later steps are not compared with the log")
         self._begin_line(step, f"step {step} differed: {differs.what}")
 
     def _begin_line(self, step: int, reason: str) -> None:
-        """Start a new line in the log: records after ``step`` are no longer compared."""
+        """Start a new line in the log, so that existing records after ``step`` are no longer compared."""
         self._pending.append(NewLine(step, reason))
         self._line = {one: record for one, record in self._line.items() if one <= step}
 
     def _say_repeated(self) -> None:
-        """Log which steps were replayed; skip a single step, which may never have been taken before."""
+        """Log which steps were replayed. A single step is not logged, because it may never have been taken before."""
         repeated, self._repeated = self._repeated, None
         if repeated is None or repeated.compared == 0 or repeated.first == repeated.last:
             return
@@ -261,13 +261,13 @@ class Replay:
     # ---- the log
 
     def _forget_up_to(self, step: int) -> None:
-        """Drop the records up to ``step``; returning further back requires reading the log again."""
+        """Drop the records up to ``step`` from memory. To go back further, the log must be read again."""
         for one in range((self._line_from or 0) + 1, step + 1):
             self._line.pop(one, None)
         self._line_from = step
 
     def _logged_after(self, step: int) -> dict[int, StepRecord]:
-        """Return the logged records after ``step``, or none, with a warning, if the log is unreadable."""
+        """Return the logged records after ``step``. If the log is unreadable, log a warning and return none."""
         try:
             return (self._writer or self._opened(step)).line_after(step)
         except ForeignFolderError:
@@ -315,5 +315,5 @@ class Replay:
 
     def _say_failed(self, step: int, error: StoreError) -> None:
         if not self._failed_before:
-            log.warn(f"step {step} is not in the step log, training continues without it: {error}")
+            log.warn(f"step {step} could not be written to the step log ({error}); training continues")
         self._failed_before = True

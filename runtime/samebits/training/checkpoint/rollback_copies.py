@@ -1,10 +1,10 @@
 """Keep copies of compared states in this process's memory, to which it can roll back.
 
-A state that is not yet confirmed equal on all ranks must not replace the last confirmed one. But until the next
-optimizer step, weights and moments in the host's memory *are* the new state, and by then it is usually confirmed. So
-they are copied just before that step, over the last confirmed copy, and there is one copy. There are two if the
-confirmation is late or the tensors cannot be left alone for so long, and three if it takes longer than the next
-comparison.
+A state that is not yet known to be equal on all ranks must not replace the last one that is. But until the next
+optimizer step, weights and moments in the host's memory *are* the new state, and by then the result of the comparison
+has usually arrived. So they are copied just before that step, over the last copy that was found equal, and there is
+one copy. There are two if the result is late or the tensors may change before the next step, and three if it arrives
+after the next comparison.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RollbackCopy:
     shared: bytes = b""
 
     def is_sound(self) -> bool:
-        """Return whether the copy still has the reported digest."""
+        """Return whether the copy still has the digest that was reported for it."""
         return bool(self.shared) and digest_of(parts_of(self.named)) == self.shared
 
 
@@ -73,7 +73,7 @@ class _Begun:
 
 
 class RollbackCopies:
-    """The newest copies of one state, oldest first."""
+    """The newest copies of a state, oldest first."""
 
     def __init__(self) -> None:
         self._kept: list[RollbackCopy] = []
@@ -93,7 +93,9 @@ class RollbackCopies:
         compared: Sequence[Named],
         at_rest: Sequence[torch.Tensor] = (),
     ) -> RollbackCopy:
-        """Copy the current state; at the limit, drop the newest unconfirmed copy to make room.
+        """Copy the current state.
+
+        At the limit, the newest copy that is not known to be equal is dropped.
 
         Args:
             point, contents, layouts, compared: the state.
@@ -150,7 +152,7 @@ class RollbackCopies:
         return spare
 
     def has_room(self, contents: Mapping[str, Any], ranks_here: int) -> bool:
-        """Return whether one more copy on each of this host's ranks leaves enough memory for training."""
+        """Return whether one more copy for each rank of this host leaves enough memory for training."""
         if self._spare is not None or len(self._kept) == MOST:
             return True
         return has_room_for(bytes_in(contents) * ranks_here)
@@ -163,14 +165,14 @@ class RollbackCopies:
         del self._kept[:at]
 
     def go_back(self, to: Point) -> RollbackCopy | None:
-        """Drop copies after ``to`` and damaged ones; return the newest that is left, if any."""
+        """Drop damaged copies and those after ``to``, and return the newest one that remains, or None."""
         for one in [one for one in self._kept if one.point > to or not one.is_sound()]:
             self._kept.remove(one)
             self._drop(one)
         return self._kept[-1] if self._kept else None
 
     def begin(self, restore: Point) -> None:
-        """Drop copies after ``restore``, where a new generation begins."""
+        """Drop copies after ``restore``, the point at which a new generation begins."""
         for one in [one for one in self._kept if one.point > restore]:
             self._kept.remove(one)
             self._drop(one)
@@ -193,7 +195,7 @@ def bytes_in(tree: Any) -> int:
 
 
 def _of_copy(named: Named, places: Places) -> Named:
-    """Return the part with its tensor replaced by the copy; parts without a copy are hashed at once."""
+    """Return the part with its tensor replaced by the copied tensor. Parts without a copy are hashed at once."""
     value = named.value
     if isinstance(value, torch.Tensor) and is_hashable(value) and (copy := places.get(_place_of(value))) is not None:
         return named._replace(value=copy)
@@ -211,7 +213,7 @@ def _all(_tensor: torch.Tensor) -> bool:
 
 
 def _copied(tree: Any, old: Any, places: Places, is_wanted: Callable[[torch.Tensor], bool] = _all) -> Any:
-    """Copy a tree to the CPU, reusing an earlier copy's memory if it fits; record each copy in ``places``.
+    """Copy nested values to the CPU, reusing an earlier copy's memory if it fits. Each copy is added to ``places``.
 
     Tensors that are not wanted stay in the tree as they are.
     """

@@ -37,7 +37,7 @@ WORTH_SAYING = 1.2
 
 
 def due_by(config: CheckpointConfig, agree: Agree) -> Due:
-    """Return the save schedule that the config asks for."""
+    """Return the save schedule for this configuration."""
     steps = config.save_checkpoint_steps
     if isinstance(steps, int) and steps > 0:
         return FixedSteps(steps)
@@ -45,7 +45,7 @@ def due_by(config: CheckpointConfig, agree: Agree) -> Due:
 
 
 class Due(ABC):
-    """The schedule of one rank's saves; consulted at every commit, on all ranks at the same steps."""
+    """A rank's save schedule, which is asked at every commit, on all ranks at the same steps."""
 
     @abstractmethod
     def begins(self, step: int, generation: GenerationStarted) -> None:
@@ -53,23 +53,23 @@ class Due(ABC):
 
     @abstractmethod
     def is_at(self, step: int) -> bool:
-        """Return whether to save at this commit, the same on every rank. May be a collective."""
+        """Return whether to save at this commit. All ranks get the same answer. May be a collective."""
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Measure the cost of the save in the block."""
+        """Context manager that measures the cost of a save."""
         yield
 
     def contents(self) -> dict[str, Any]:
-        """Return measurements to store with the state, so that a successor need not repeat them."""
+        """Return measurements to save with the state, so that a later process need not repeat them."""
         return {}
 
     def become(self, contents: Mapping[str, Any]) -> None:  # noqa: B027 - nothing to take is the usual case
-        """Adopt measurements stored with a state; those from a different kind of schedule are ignored."""
+        """Load measurements that were saved with a state. Those of a different kind of schedule are ignored."""
 
 
 class FixedSteps(Due):
-    """A schedule with a fixed interval of steps, on which ranks agree without communication."""
+    """A schedule with a fixed number of steps, on which ranks agree without communication."""
 
     def __init__(self, steps: int) -> None:
         self._interval = steps
@@ -80,7 +80,7 @@ class FixedSteps(Due):
         self._last = step
 
     def is_at(self, step: int) -> bool:
-        """Return whether a multiple of the interval was reached since the last point."""
+        """Return whether the last point is so old that a multiple of the interval has been reached since."""
         is_due = step // self._interval > self._last // self._interval
         if is_due:
             self._last = step
@@ -88,7 +88,7 @@ class FixedSteps(Due):
 
 
 class Timed(Due):
-    """A schedule with an interval of training time, set by the user or measured.
+    """A schedule with an interval of training time, which is set by the user or measured.
 
     Args:
         seconds: seconds between two points; None: chosen from measurements.
@@ -120,7 +120,10 @@ class Timed(Due):
         self._open_cost: float | None = None  # cost of the last save, while it may still slow steps
 
     def begins(self, step: int, generation: GenerationStarted) -> None:
-        """Begin a generation; the ranks meet at its first commit. Time spent on recovery does not count as training."""
+        """Begin a generation; the ranks meet at its first commit.
+
+        Time spent on recovery does not count as training.
+        """
         self._rank, self._world_size = generation.rank, generation.world_size
         self._failures = generation.generation - 1  # voluntary departures and arrivals count as well
         self._step, self._at_s = step, self._clock()
@@ -128,7 +131,7 @@ class Timed(Due):
         self._settle_cost()
 
     def is_at(self, step: int) -> bool:
-        """Return rank 0's decision if this is a step to meet at, else False."""
+        """Return rank 0's decision if the ranks meet at this step, otherwise False."""
         self._took(step)
         if step < self._meets_at:
             return False
@@ -139,7 +142,7 @@ class Timed(Due):
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Measure the save; slower steps after it add to its cost."""
+        """Measure a save. If the steps after it are slower, that adds to its cost."""
         began_s = self._clock()
         yield
         self._at_s = self._clock()
@@ -153,7 +156,7 @@ class Timed(Due):
         return {"watched_s": self._watched_s, "since_save_s": self._since_save_s, "costs_s": costs}
 
     def become(self, contents: Mapping[str, Any]) -> None:
-        """Adopt the measurements, in case this rank is rank 0 in the next generation."""
+        """Load the measurements, in case this rank becomes rank 0."""
         if contents.keys() == self.contents().keys():
             self._watched_s = contents["watched_s"]
             self._since_save_s = contents["since_save_s"]
@@ -196,7 +199,7 @@ class Timed(Due):
     # ---- what every rank measures
 
     def _took(self, step: int) -> None:
-        """Account for the step or steps since the last commit."""
+        """Account for the time of the steps since the last commit."""
         now_s = self._clock()
         took_s, steps = now_s - self._at_s, step - self._step
         self._step, self._at_s = step, now_s
@@ -249,7 +252,9 @@ class Choice:
 
 
 def mean_time_between_failures_s(world_size: int, failures: int, watched_s: float) -> float:
-    """Return the expected time between failures: a gamma prior worth one failure, updated with observations.
+    """Return the expected time between failures in seconds.
+
+    It is estimated with a gamma prior that counts as one failure, updated with the observations.
 
     Args:
         world_size: processes, any of which may fail.
@@ -260,7 +265,7 @@ def mean_time_between_failures_s(world_size: int, failures: int, watched_s: floa
 
 
 def choose_save_interval(*, cost_s: float, step_s: float, world_size: int, failures: int, watched_s: float) -> Choice:
-    """Choose the interval between saves from measurements.
+    """Choose the interval between saves from these measurements.
 
     Args:
         cost_s: what a save costs training: the time it blocks, and the slowdown of the steps after it.
@@ -281,7 +286,7 @@ def choose_save_interval(*, cost_s: float, step_s: float, world_size: int, failu
 
 
 def text_of_seconds(interval_s: float, step_s: float) -> str:
-    """Return the sentence for an interval that the user has set in seconds."""
+    """Return a sentence about an interval that the user has set in seconds."""
     return (
         f"saves every {_steps(interval_s, step_s)} ({spoken(interval_s)}, save_checkpoint_seconds): a step takes "
         f"{step_s:.2g} s"
@@ -289,7 +294,9 @@ def text_of_seconds(interval_s: float, step_s: float) -> str:
 
 
 def steps_to_next_look(left_s: float, step_s: float) -> int:
-    """Return the number of steps until the clock is read again: halfway, so that slower steps are noticed in time.
+    """Return the number of steps until the clock is read again.
+
+    This is half of the remaining time, so that slower steps are noticed early enough.
 
     Args:
         left_s: seconds until a point is due.
@@ -301,7 +308,7 @@ def steps_to_next_look(left_s: float, step_s: float) -> int:
 
 
 def spoken(seconds: float) -> str:
-    """Format a duration for people, in the unit that fits."""
+    """Format a duration in the most readable unit."""
     if seconds < 1e-3:
         return "0 s"
     for limit_s, unit_s, unit in ((1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
@@ -321,7 +328,7 @@ OFTENEST, SELDOMEST = 10, 1000
 
 
 def comparisons_by(every: int | str, agree: Agree) -> Comparisons:
-    """Return the comparison schedule that CONSISTENCY asks for."""
+    """Return the schedule of comparisons for this CONSISTENCY setting."""
     return Measured(agree) if every == AUTO else Comparisons(int(every))
 
 
@@ -342,7 +349,7 @@ class Comparisons:
         self._next = step + 1
 
     def is_at(self, step: int) -> bool:
-        """Return whether to compare at this commit, the same on every rank. May be a collective."""
+        """Return whether to compare at this commit. All ranks get the same answer. May be a collective."""
         if not self._every or step < self._next:
             return False
         self._next = self._after(step)
@@ -352,11 +359,11 @@ class Comparisons:
         return (step // self._every + 1) * self._every
 
     def took(self, seconds: float) -> None:
-        """Record the seconds that one comparison took, in the training thread or the hashing thread."""
+        """Record how many seconds one comparison took, in the training thread or the hashing thread."""
 
 
 class Measured(Comparisons):
-    """A schedule of comparisons that take at most ``SHARE`` of training time, as measured by rank 0.
+    """A schedule in which comparisons take at most ``SHARE`` of training time, as measured by rank 0.
 
     Args:
         agree: distributes rank 0's decision to the others.

@@ -1,12 +1,12 @@
 """Copy every K-th commit of a sharded state to its host's shared memory, where it survives kill -9 of its process.
 
-A shard that no other rank holds is lost with its process, and all ranks then return to the newest step for which every
-shard still exists. A checkpoint every few steps would cost too much, so each rank copies its commit into one of two
-slots. All ranks copy the same commits, and no rank can be two copies ahead of one that died, so all slots have one
-commit in common. The process that replaces the dead one on its host reads the slots; the other ranks return to their
-own copy.
+If no other rank holds a shard, the shard is lost with its process, and all ranks must return to the newest step for
+which every shard still exists. Checkpoints every few steps would be too expensive, so each rank copies its commits
+alternately into two slots. All ranks copy the same commits, and no rank can be two copies ahead of one that died, so
+all slots have one commit in common. The process that replaces the dead one on its host reads the slots; the other ranks
+return to their own copy.
 
-A copy is sealed but not hashed, since memory that a killed process has sealed is complete. Its reader hashes it.
+A copy is sealed but not hashed, because memory that a killed process has sealed is complete. Its reader hashes it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Gather = Callable[[int], Sequence[int]]
 
 
 class CopySchedule:
-    """The schedule of the commits that are copied, which is the same on every rank.
+    """Decides which commits are copied. The result is the same on every rank.
 
     Args:
         every: commits between two copies; ``auto``: chosen so that copies take ``SHARE`` of the time; 0: no copies.
@@ -73,7 +73,7 @@ class CopySchedule:
         self.begins(0)
 
     def begins(self, step: int) -> None:
-        """Begin a generation at this step, of which every rank has a copy or can load one."""
+        """Begin a generation at this step, which every rank has copied or can load."""
         self.interval = 1 if self._every == AUTO else int(self._every)
         self.refused_by = ()
         self._next = step + self.interval
@@ -102,7 +102,7 @@ class CopySchedule:
         return bool(self.interval) and (step >= self._next or step == self._copied)
 
     def copied(self, step: int) -> None:
-        """Record that the commit was copied; the time since :meth:`is_at` counts as its cost."""
+        """Record that the commit was copied. The time since :meth:`is_at` counts as the cost of the copy."""
         now_s = self._clock()
         if self._commits < DECIDED_AT:
             self._costs_s.append(now_s - self._at_s)
@@ -115,7 +115,7 @@ class CopySchedule:
 
     @property
     def text(self) -> str:
-        """The agreed interval, why it was chosen, and what it means."""
+        """A sentence with the agreed interval, why it was chosen, and what it means."""
         cost = f": a copy takes {spoken(self._cost_s())} and a step {spoken(self._step_s())}" if self._costs_s else ""
         each = "every commit" if self.interval == 1 else f"every {self.interval}th commit"
         return (
@@ -143,28 +143,28 @@ class CopySchedule:
 class ShardsAtRest:
     """Detects shards that change between a commit and the next step, when nothing may change them.
 
-    No other rank holds such a shard, so a flipped bit can only be found by its own rank, and only until an optimizer
-    changes the shard.
+    No other rank holds such a shard. Only its own rank can detect a flipped bit, and only until an optimizer changes
+    the shard.
     """
 
     def __init__(self) -> None:
         self._digests: dict[str, tuple[int, int]] = {}  # the version and the digest of each shard at the commit
 
     def committed(self, shards: Mapping[str, torch.Tensor]) -> None:
-        """Remember the digests of a commit's shards, by name; tensors of other classes than torch's are left out."""
+        """Store the digests of a commit's shards by name. Tensors of subclasses of torch's are left out."""
         self._digests = {
             name: (torch_private.version_of(one), _digest_of(one)) for name, one in shards.items() if is_hashable(one)
         }
 
     @property
     def is_due(self) -> bool:
-        """Whether a check must precede the next step."""
+        """Whether the shards must be checked before the next step."""
         return bool(self._digests)
 
     def changed(self, shards: Mapping[str, torch.Tensor]) -> str:
-        """Return the first shard whose bits have changed without an operator; "" if there is none.
+        """Return the name of the first shard whose bits have changed without an operator, or "".
 
-        The digests are forgotten, since an optimizer step follows.
+        The digests are then dropped, because an optimizer step follows.
         """
         digests, self._digests = self._digests, {}
         for name, (version, digest) in digests.items():
@@ -200,11 +200,14 @@ class ShardCopies:
         self.is_off = False
 
     def begins(self, begun: Point) -> None:
-        """Begin a generation at this step; copies of later steps belong to an abandoned line."""
+        """Begin a generation at this step. Copies of later steps belong to an abandoned line."""
         self._begun = begun
 
     def offer(self, slot: int) -> tuple[KeptCommit, ...]:
-        """Return the commits in this rank's slots, including its predecessor's; none if a live process writes there."""
+        """Return the commits in this rank's slots, including an earlier process's.
+
+        The result is empty if a live process writes there.
+        """
         if not self._opens(slot):
             return ()
         found, problems = checkpoints.points_in_memory(self._memory, self._job, slot, kind=RoomKind.COMMITTED)
@@ -247,7 +250,7 @@ class ShardCopies:
         *,
         ranks_here: int,
     ) -> bool:
-        """Copy a commit over the copy that is needed least; return whether it was copied.
+        """Copy a commit in place of the least useful copy, and return whether it was copied.
 
         Args:
             slot: this rank's.
@@ -278,7 +281,7 @@ class ShardCopies:
         return True
 
     def _lacks(self, size_bytes: int, ranks_here: int) -> str:
-        """Return why the copies would take too much of this host's memory; "" if they fit."""
+        """Return why the copies would take too much of this host's memory, or "" if they fit."""
         assert self._room is not None, "it is open"
         missing_bytes = (len(NAMES) * size_bytes - self._room.size_bytes) * ranks_here
         left = available_bytes()
@@ -300,7 +303,7 @@ class ShardCopies:
         )
 
     def _opens(self, slot: int) -> bool:
-        """Open the slot's room, if no other live process uses it."""
+        """Open the slot's room unless another live process uses it, and return whether it is open."""
         if self._slot == slot and self._room is not None:
             return True
         self.close()
@@ -320,7 +323,7 @@ class ShardCopies:
         return True
 
     def close(self) -> None:
-        """Release the slots for another process; the commits stay."""
+        """Release the slots so that another process can use them. The commits remain."""
         if self._staging is not None:
             self._staging.close()
         if self._room is not None:

@@ -183,7 +183,7 @@ class Staging:
 
 
 def _unproven(header: PointHeader, tree: Tree, layout: Tree, plan: _Plan) -> bytes:
-    """Return the manifest at its final length; the writer fills in the digests."""
+    """Return the manifest at its final length. The writer fills in the digests later."""
     chunks = (_NO_DIGEST,) * -(-plan.data_bytes // CHUNK_BYTES)
     return encode_manifest(Manifest(header, layout, tree, plan.data_bytes, CHUNK_BYTES, chunks))
 
@@ -203,7 +203,7 @@ def _plan(kinds: list[Any], tensors: NamedTensors) -> _Plan:
 
 
 def _views(everything: torch.Tensor, plan: _Plan) -> list[torch.Tensor]:
-    """Return one tensor per tensor of the plan, in file order, backed by the data file's bytes."""
+    """Return a tensor for each tensor of the plan, in file order, that views the data file's bytes."""
     views = []
     for index, start in zip(plan.order, plan.starts, strict=True):
         _, dtype, shape, _ = plan.kinds[index]
@@ -251,12 +251,15 @@ def copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> No
 
 
 def threads() -> int:
-    """Return how many threads share large copies: torch's own number, up to a limit."""
+    """Return the number of threads that share large copies: torch's own number, up to a limit."""
     return min(torch.get_num_threads(), _MOST_THREADS)
 
 
 def loading_threads(local_world_size: int) -> int:
-    """Return how many threads load on one rank; no rank of this host trains meanwhile, so they share its cores."""
+    """Return the number of threads with which each rank loads.
+
+    The ranks of a host share its cores, because none of them trains at that time.
+    """
     return min(max(torch.get_num_threads(), len(os.sched_getaffinity(0)) // local_world_size), _MOST_THREADS)
 
 
@@ -266,7 +269,7 @@ def _move(moves: Sequence[_Move]) -> None:
 
 
 def _shares(moves: list[_Move], count: int) -> list[list[_Move]]:
-    """Divide moves into about equal bytes per thread; one share if there is little to copy."""
+    """Divide the copies among threads so that each has about the same number of bytes; few bytes get one thread."""
     total = sum(size for _, _, size in moves)
     if count == 1 or total < _WORTH_SHARING_BYTES:
         return [moves]
@@ -286,7 +289,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 class PinnedMemory:
-    """Pins memory until :meth:`release`; has no effect unless an NVIDIA device copies into it.
+    """Pins memory until :meth:`release`. Does nothing unless an NVIDIA device copies into it.
 
     Args:
         memory: bytes on the CPU, whose pages stay mapped until :meth:`release`.
@@ -309,7 +312,7 @@ class PinnedMemory:
         self._address = memory.data_ptr()
 
     def release(self) -> None:
-        """Unpin the memory, before it is freed. Has no effect the second time."""
+        """Unpin the memory before it is freed. Further calls do nothing."""
         address, self._address = self._address, 0
         if address:
             _driver().cudaHostUnregister(address)
@@ -331,7 +334,7 @@ def _driver() -> Any:
 
 
 def fetch(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy accelerator tensors to the host alongside running computations, and wait for the copies."""
+    """Copy accelerator tensors to the host while computations continue, and wait for the copies."""
     streams = {device: _stream_of(device) for device in {source.device for source in sources}}
     for device, stream in streams.items():
         stream.wait_stream(torch.accelerator.current_stream(device))  # work launched before may still change them

@@ -54,7 +54,7 @@ _PREPARED_AT = 2
 
 
 def _every(process: Worker) -> int | str:
-    """Return the steps between two comparisons, or 0 if a difference could not be repaired."""
+    """Return the number of steps between two comparisons, or 0 if a difference could not be repaired."""
     return process.settings.consistency.every if process.settings.enable_recovery else 0
 
 
@@ -69,7 +69,7 @@ def _nothing() -> None:
 
 @contextlib.contextmanager
 def _savable() -> Iterator[None]:
-    """Report a live state that cannot be saved as the script's error: no retry can succeed, on any rank."""
+    """Context manager that reports a state that cannot be saved as the script's error, as retries cannot succeed."""
     try:
         yield
     except CheckpointError as error:
@@ -77,7 +77,7 @@ def _savable() -> Iterator[None]:
 
 
 class StatePoints:
-    """The points of one state in one process.
+    """Saves, sends and loads the points of one state in one process.
 
     Attributes:
         generation: the current one as announced to this process; None before the first.
@@ -124,7 +124,7 @@ class StatePoints:
             self._left_out = 0
 
     def start_writer_ahead(self) -> None:
-        """Start a writer process before this process has a slot: its imports take longer than a recovery."""
+        """Start a writer process before this process has a slot, because its imports take longer than a recovery."""
         config, listener = self._state.checkpoint_config, self._process.copy_listener
         if not config.async_save:
             return
@@ -135,7 +135,7 @@ class StatePoints:
                 checkpoints.start_ahead()
 
     def discard_memory(self) -> None:
-        """Remove this job's points from memory when it has finished."""
+        """Remove this job's points from memory after it has finished."""
         self.generators.let_go()
         self._shard_copies.discard()
         self.folder.discard_memory()  # removes the page too
@@ -152,7 +152,7 @@ class StatePoints:
 
     @property
     def folder(self) -> RankCheckpoints:
-        """The folder of the slot this process holds."""
+        """The checkpoint folder of the slot that this process holds."""
         assert self._folder is not None, "a process with a place has a slot"
         return self._folder
 
@@ -175,7 +175,7 @@ class StatePoints:
         return "".join(one if one.isprintable() else "?" for one in shown)[:MAX_FOLDER_CHARS]
 
     def copies(self) -> Sequence[Copy]:
-        """Return the verified copies of other ranks' points that this process offers for its host."""
+        """Return the verified copies of other ranks' points that this process can send."""
         return self._copies.look()
 
     def kept(self) -> tuple[KeptCommit, ...]:
@@ -200,7 +200,10 @@ class StatePoints:
             due.copied(step)
 
     def begin_shard_copies(self, point: Point) -> None:
-        """Begin a generation at this point, and copy it. The point of step 0 is not copied: it is on every disk."""
+        """Begin a generation at this point, and copy the point.
+
+        The point of step 0 is not copied, because it is on every disk.
+        """
         generation = self.present()
         self._copies_due.begins(point.step)
         self._shard_copies.begins(Point(point.step, generation.generation))
@@ -214,7 +217,7 @@ class StatePoints:
             self._shard_copies.copy(self.folder.slot, *taken_apart, ranks_here=generation.local_world_size)
 
     def _copies_are_decided(self) -> None:
-        """Log the agreed interval, or free the copies if some rank has no memory for them."""
+        """Log the agreed interval, or free the copies if a rank has no memory for them."""
         due, copies = self._copies_due, self._shard_copies
         if due.refused_by and not copies.is_off:
             copies.is_off = True
@@ -229,7 +232,7 @@ class StatePoints:
                 log.say(due.text)
 
     def page(self) -> Page | None:
-        """Describe the generator page of this process's slot, its own or a predecessor's."""
+        """Describe the generator page of this process's slot, written by this or an earlier process."""
         if self._folder is None or self._state.generators is None:
             return None
         return self.generators.offer(self._folder.slot)
@@ -241,7 +244,7 @@ class StatePoints:
         return self.generators.offer_orphaned(self._folder.slot)
 
     def exchange_pages(self) -> None:
-        """Send each page to its rank if the rank is now on another host. A collective; pages are small."""
+        """Send each page to its rank if that rank is now on another host. A collective; pages are small."""
         generation = self.present()
         for loan in generation.page_loans:
             is_mine = loan.lender == generation.rank
@@ -252,7 +255,7 @@ class StatePoints:
         self.generators.lent.clear()
 
     def keep_generators(self, point: Point) -> None:
-        """Record the generators' current states as those of this commit, outside this process."""
+        """Store the generators' current states as those of this commit, outside this process."""
         generation = self.present()
         self.generators.committed(self._state.generators, generation.slot, generation.generation, point, self.commits)
 
@@ -319,7 +322,7 @@ class StatePoints:
         self._save(Point(step, self.present().generation))
 
     def leave_out(self, step: int) -> None:
-        """Handle a commit that is not saved; prepare memory for later saves."""
+        """Handle a commit that is not saved, and prepare memory for later saves."""
         self.compare(step, is_save=False)
         self.folder.settle()
         self._left_out += 1
@@ -329,7 +332,7 @@ class StatePoints:
                 self.folder.prepare(*taken_apart)
 
     def save_first(self) -> None:
-        """Save the initial state; if the disk is full, warn and let training begin.
+        """Save the initial state. If the disk is full, log a warning and let training begin.
 
         Raises:
             StoreError: the folder cannot be written at all.
@@ -340,7 +343,7 @@ class StatePoints:
             raise refused_by
 
     def save_last(self, step: int, pause: Callable[[float], object], *, is_commit: bool) -> None:
-        """Save the state that the training function left; retry while the disk fails.
+        """Save the state after the training function has returned, and retry as long as the disk fails.
 
         Args:
             step: the last commit's step.
@@ -351,10 +354,10 @@ class StatePoints:
         while not self._save_now(step, is_commit=is_commit):
             if pause_s == FIRST_PAUSE_S:
                 log.warn(
-                    f"the last state (step {step}) could not be saved; this rank keeps it in memory, and the job is "
-                    f"not finished. Fix: make room in {self.searched}: saving is retried at least every "
-                    f"{LONGEST_PAUSE_S:g} s. If the job is stopped before that, `{spelled('recover')}` resumes earlier "
-                    f"({self.folder.newest_on_disk()})"
+                    f"the last state (step {step}) could not be saved; this rank keeps it in memory, and the job "
+                    f"is not finished. Fix: make room in {self.searched}: saving is retried at least every "
+                    f"{LONGEST_PAUSE_S:g} s. If the job is stopped before that, `{spelled('recover')}` resumes "
+                    f"from an earlier point ({self.folder.newest_on_disk()})"
                 )
             pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -371,8 +374,8 @@ class StatePoints:
     def keep_final(self, point: Point) -> None:
         """Make the final state the point of the last step, unless that step's commit is saved.
 
-        Call it once training is finished on every rank, since until then a lost rank returns to an earlier point. Tools
-        and later jobs find the end of the training there.
+        Tools and later jobs look for the final state there. Call this once training is finished on every rank, because
+        until then a lost rank returns to an earlier point.
         """
         if self.folder.has_on_disk(point):
             return
@@ -383,7 +386,7 @@ class StatePoints:
             log.warn(f"the final state (step {point.step}) is not among the checkpoints: {error}")
 
     def compare(self, step: int, *, is_save: bool) -> None:
-        """Report the current state's digest if commits of this kind are compared."""
+        """Report the current state's digest if this commit must be compared."""
         point = Point(step, self.present().generation)
         is_due = step > 0 and self._comparisons.is_at(step)
         if is_due and self._state.shards():
@@ -396,9 +399,7 @@ class StatePoints:
         )
 
     def require_shards_at_rest(self) -> None:
-        """Check that no shard has changed since the last commit, if that commit is one of those that are compared.
-
-        Call it before a step.
+        """Check before a step that no shard has changed since the last commit, if that commit is compared.
 
         Raises:
             GenerationEndedError: a shard has changed; this rank's last commit is no longer in its memory, and all ranks
@@ -427,10 +428,10 @@ class StatePoints:
     def compare_if_not_finite(self) -> None:
         """Report the last commit's digest if the gradients of the next step have just become not finite.
 
-        Call it before a step. If one rank's weights were corrupted, the step would turn all weights of all ranks into
+        Call this before a step. If one rank's weights were corrupted, the step would turn the weights of all ranks into
         NaN, and the ranks would be equal again at the next comparison. Each rank decides by itself. The scheduler
         compares the digests once all ranks have reported one, so a rank whose reduced gradients differ from the others'
-        does not wait. No other digest has this key, since the next commit belongs to another step.
+        does not wait. No other digest has this key, because the next commit belongs to another step.
         """
         was_finite, self._is_finite = self._is_finite, ddp.gradients_are_finite()
         if self._is_finite or not was_finite or not self._process.settings.enable_recovery:
@@ -449,7 +450,7 @@ class StatePoints:
         self._comparisons.begins(self._state.completed_steps, leads=self.present().rank == 0)
 
     def _keep(self, point: Point) -> RollbackCopy | None:
-        """Copy the state for a rollback; None if nothing is compared or there is no memory."""
+        """Copy the state for a rollback. Return None if nothing is compared or there is not enough memory."""
         began_s, compared = time.monotonic(), self._state.compared()
         contents = self._contents()
         if compared is None or not contents["shared"]["values"]:
@@ -498,7 +499,7 @@ class StatePoints:
             )
 
     def go_back(self, to: Point) -> Point | None:
-        """Load the copy of that point, or of the newest before it; None if there is no sound copy."""
+        """Load the copy of this point, or of the newest point before it. Return None if there is no intact copy."""
         if self.generation is None:
             return None
         self.digests.settle()
@@ -521,7 +522,7 @@ class StatePoints:
         return kept.point
 
     def save_last_commit(self) -> None:
-        """Save the last commit before this process exits alone, so that the others need not repeat it."""
+        """Save the last commit before this process exits alone, so that the other ranks need not repeat it."""
         if self.generation is None or self._folder is None:
             return
         point = self._state.recall()
@@ -549,7 +550,7 @@ class StatePoints:
         return self.folder.header(point, generation.rank, generation.world_size), tensors, tree, dict(self.layouts)
 
     def _live(self, point: Point) -> Outgoing:
-        """Prepare the live state for sending. The state must not change until the other ranks have received it."""
+        """Prepare the live state for sending. It must not change until the other ranks have received it."""
         header, tensors, tree, layouts = self._in_tensors(point)
         with _savable():
             return Outgoing.of_state(header, snapshot.parts_of(tensors), tree, layouts)
@@ -571,7 +572,7 @@ class StatePoints:
     # ---- loading
 
     def start_from_rank_0(self, formed: Group) -> None:
-        """Begin with rank 0's initial state on all ranks, and save it as the durable point of step 0."""
+        """Start with rank 0's initial state on all ranks, and save it as the durable point of step 0."""
         generation = self.present()
         ddp.attach_all(formed, None)
         self.layouts = ddp.capture_all()
@@ -587,7 +588,7 @@ class StatePoints:
         self._enter_group()  # sharded values were complete until here, so every rank starts from the same state
 
     def _enter_group(self) -> None:
-        """Give this generation's groups to the script's meshes and to the values sharded over them. A collective."""
+        """Move the script's meshes and the sharded values to this generation's groups. A collective."""
         discard([meshes.form_all()])
         self._state.enter_group()
 
@@ -598,13 +599,13 @@ class StatePoints:
             self._become(received)
 
     def _share_of_rank_0(self, step: int) -> Checkpoint | None:
-        """Send rank 0's live state to all ranks; return it on the others. A collective."""
+        """Send rank 0's live state to all ranks, and return it on the others. A collective."""
         generation = self.present()
         live = self._live(Point(step, generation.generation)) if generation.rank == 0 else None
         return transfer.share(live, 0, lambda preface: self.folder.receiving(preface, {}), self._process.device)
 
     def obtain(self, point: Point, live: Point | None, formed: Group) -> None:
-        """Load the restore point from memory, disk, or its source rank, and send it to the ranks that need it.
+        """Load the restore point from memory, disk or its source rank, and send it to ranks that need it.
 
         Args:
             point: where the generation begins.
@@ -620,7 +621,7 @@ class StatePoints:
         own = self._state.contents()["own"] if not holds and live == point else None  # at most one commit behind
         self._enter_group()
         if live is not None and live.step > point.step:
-            log.say(f"goes back from step {live.step} to step {point.step}: {live.step - point.step} to be done again")
+            log.say(f"goes back from step {live.step} to step {point.step}: {live.step - point.step} to be repeated")
         if not is_live:
             self._state.forget()  # until it is restored completely
         try:
@@ -648,7 +649,7 @@ class StatePoints:
         ddp.attach_all(formed, layouts)
 
     def _receive(self, formed: Group) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
-        """Receive the point from its source; return it as :meth:`_load` does, without the source's own parts."""
+        """Receive the point from its source, and return it as :meth:`_load` does, without the source's own parts."""
         targets, tensors = self._targets({"shared": self._state.live_contents().get("shared", {})})
         found = transfer.receive(
             self.present().source,
@@ -659,7 +660,7 @@ class StatePoints:
         return found, _filled(found, targets, tensors)
 
     def _send(self, point: Point, own: Callable[[Point], Outgoing], meanwhile: Callable[[], object] = _nothing) -> None:
-        """Send what others load from here: this rank's own point, and the copies it keeps.
+        """Send what other ranks load from this rank: its own point, and the copies that it stores.
 
         Args:
             point: the restore point.
@@ -679,7 +680,7 @@ class StatePoints:
                 transfer.send(lent, (loan.rank,), _nothing, device)
 
     def load_final(self, point: Point) -> None:
-        """Load the final state of a finished training, alone, from this rank's point or another rank's.
+        """Load the final state of a finished training without other ranks, from any rank's checkpoints.
 
         Raises:
             StoreError: no rank's folder has an undamaged copy.
@@ -707,7 +708,7 @@ class StatePoints:
     def _saved(
         self, job: str, fits: Callable[[Point], bool], first: int | None = None
     ) -> Iterator[tuple[int, checkpoints.PointStore[Any], StoredPoint]]:
-        """Yield slot, store and point of all usable points that fit, slot ``first`` before the others."""
+        """Yield slot, store and point of all usable points that fit. Slot ``first`` comes first."""
         root, job_name = self._root(), self._process.job_name
         for slot in sorted(checkpoints.slots_in(root), key=lambda one: (one != first, one)):
             of_slot: dict[Point, tuple[checkpoints.PointStore[Any], StoredPoint]] = {}
@@ -718,7 +719,7 @@ class StatePoints:
                 yield slot, *of_slot[point]
 
     def _together(self, contents: dict[str, Any], header: PointHeader) -> dict[str, Any]:
-        """Return a point's contents with sharded tensors completed from the other ranks' points."""
+        """Complete sharded tensors in a point's contents from the other ranks' points, and return the contents."""
         if not has_pieces(contents["shared"]["values"]):
             return contents
         trees, owns = [contents["shared"]["values"]], []
@@ -782,9 +783,9 @@ class StatePoints:
         return finish
 
     def _tell_difference(self) -> None:
-        """Let the scheduler handle a difference in the state's values alone, such as a bit flip.
+        """Let the scheduler handle a difference that is only in the state's values, such as a bit flip.
 
-        Runs on every rank with the same outcome; returns if anything but the values differs.
+        Called on every rank with the same result. It returns if anything else differs.
         """
         generation, device = self.present(), self._process.device
         can_go_back = generation.restore is not None and self._process.settings.enable_recovery
@@ -799,7 +800,7 @@ class StatePoints:
             self._process.agent.wait_for_end_of_generation()
 
     def wait_for_gradients(self) -> None:
-        """Return when every rank has all gradients of its step, so that no rank takes a step that another cannot take.
+        """Wait until every rank has all gradients of its step, so that no rank takes a step that another cannot take.
 
         Raises:
             RuntimeError: a rank was lost; this one is still at its last commit.
@@ -815,7 +816,7 @@ class StatePoints:
                 raise
 
     def _load(self, point: Point) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
-        """Return one of this rank's points, and the live tensors that it was read into, by name.
+        """Return one of this rank's points, and the live tensors into which it was read, by name.
 
         After an error the state is undefined.
         """
@@ -839,7 +840,7 @@ class StatePoints:
 
     @staticmethod
     def _targets(live: dict[str, Any]) -> tuple[dict[str, TensorPart], NamedTensors]:
-        """Return the state's tensors that a point can be read into, as store targets, and all of its tensors."""
+        """Return the tensors into which a point can be read, in the store's form, and all tensors of the state."""
         _, tensors = snapshot.take_apart(live, "state")
         return snapshot.in_place(tensors), tensors
 

@@ -1,1 +1,1 @@
-"""Form, break and drop one generation's process group, with its DDP wrappers, collectives and transfers."""
+"""Form, break and drop the process group of one generation, including DDP wrappers, collectives and transfers."""

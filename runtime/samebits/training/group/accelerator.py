@@ -60,7 +60,7 @@ _LEAVES_PAIRS = (
 
 
 class AcceleratorLink:
-    """The connections of one group of accelerators.
+    """Connects the accelerators of one process group.
 
     Args:
         device: this process's device.
@@ -94,7 +94,7 @@ class AcceleratorLink:
         self._has_stopped_device = False
 
     def begin(self) -> Future[Any]:
-        """Start meeting the other ranks in another thread."""
+        """Start exchanging addresses with the other ranks in another thread."""
         self._met = begin_breakable(self._breaker, self._store.meet, "samebits-connect")
         return self._met
 
@@ -140,9 +140,9 @@ class AcceleratorLink:
         return None if found is None else found + _launches.count
 
     def cut(self) -> None:
-        """Start ending every wait of this process in the group and its subgroups. Any thread may call this.
+        """Start ending every wait of this process in the group and its subgroups.
 
-        It returns without waiting.
+        May be called from any thread; returns without waiting.
         """
         gloo.cut(self._endpoints)  # the connections to and from rank 0's key server
         self._begin_abort(stops=True)
@@ -153,7 +153,7 @@ class AcceleratorLink:
         return self._aborted is None or self._aborted.is_set()
 
     def end(self, *, cuts: bool) -> None:
-        """Wait until the group is aborted, and prepare the device for the next group. This group is then unusable.
+        """Wait until the group is aborted, and prepare the device for the next group.
 
         Args:
             cuts: abort first, because :meth:`cut` was not called; no thread may be waiting.
@@ -170,7 +170,7 @@ class AcceleratorLink:
             devices.restart(self._device)
 
     def _begin_abort(self, *, stops: bool) -> None:
-        """Abort in a separate thread, since an abort may hang; ``_lock`` is not held meanwhile."""
+        """Abort in a separate thread without holding ``_lock``, because an abort may hang."""
         with self._lock:
             if self._has_ended or self._aborted is not None:
                 return
@@ -198,14 +198,14 @@ class AcceleratorLink:
             log.warn(
                 f"aborting the communicators of {self._breaker.name} did not return within {ABORT_WITHIN_S:g} s. An "
                 "abort has to wait while a communicator still connects to a lost peer, and may hang in NCCL itself. "
-                f"This process gives up its seat (status {AbortHungError.exit_code}). Fix: nothing, a spare or a "
+                f"This process gives up its seat (status {AbortHungError.exit_code}). Fix: nothing to do; a spare or a "
                 "restart takes over; if it recurs, update NCCL"
             )
             end_process(AbortHungError.exit_code)
 
 
 def _abort_at_once(groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
-    """Abort each group in its own thread, since the abort of one waits for the kernels of all."""
+    """Abort each group in its own thread, because aborting one waits for the kernels of all."""
     outcomes = []
     for group in groups:
         outcome: Future[None] = Future()
@@ -235,13 +235,13 @@ def _prepare(device: torch.device) -> None:
 
 
 class _Launches:
-    """Counts the collectives, sends and receives that this process's Python code launches on accelerators."""
+    """Counts the collectives, sends and receives that this process calls on accelerators."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def one_more(self, device: torch.device) -> None:
-        """Count a call that is about to be launched.
+        """Count a call that is about to be made.
 
         Raises:
             UsageError: the call would be captured into a CUDA graph.
@@ -259,9 +259,9 @@ _launches = _Launches()  # one per process, like torch's class
 
 
 def remove_left_over(folder: Path = SHARED_MEMORY) -> int:
-    """Remove the NCCL segments that this user's killed processes have left (nccl#525), and return their number.
+    """Remove NCCL's shared-memory files of this user's killed processes (nccl#525), and return their number.
 
-    A segment that some visible process has mapped, or that is younger than LEFT_OVER_AFTER_S, is left alone.
+    A file that a visible process has mapped, or that is younger than LEFT_OVER_AFTER_S seconds, is left alone.
     """
     old_s, user, left = time.time() - LEFT_OVER_AFTER_S, os.getuid(), []
     for path in folder.glob("nccl-*"):
@@ -280,7 +280,7 @@ def remove_left_over(folder: Path = SHARED_MEMORY) -> int:
 
 
 def _mapped(prefix: str) -> Iterator[str]:
-    """Return the files with this prefix that visible processes have mapped."""
+    """Return the files with this prefix that any visible process has mapped."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             text = maps.read_text(errors="replace")

@@ -57,7 +57,7 @@ Returns None on ranks outside the subgroup.
 
 
 class BreakableGroup(dist.ProcessGroup):
-    """A process group that forwards to ``inner`` and returns works that obey the breaker.
+    """A process group that forwards to ``inner`` and returns works that can be interrupted.
 
     It is ``dist.group.WORLD`` and ``ddp.process_group``. C++ callers (DDP's reducer, buffer broadcasts, functional
     collectives) reach the methods below through torch's trampolines, so they are covered too.
@@ -188,7 +188,7 @@ class BreakableGroup(dist.ProcessGroup):
         return work
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Run torch's monitored barrier, which blocks inside gloo, in a helper thread."""
+        """Run torch's monitored barrier in a helper thread, because it blocks inside gloo."""
         self.breaker.check()
         self.breaker.before_launch()
         run_breakable(self.breaker, lambda: self._inner.monitored_barrier(*args, **kwargs), "samebits-barrier")
@@ -203,7 +203,7 @@ class BreakableGroup(dist.ProcessGroup):
         pg_options: object,
         backend: object = None,
     ) -> dist.ProcessGroup | None:
-        """Make a subgroup for ``dist.new_group``, which every rank calls; return None on ranks outside it.
+        """Create a subgroup for ``dist.new_group``, which every rank calls; return None on ranks outside it.
 
         ``backend``, passed since torch 2.14, and the options are ignored: the backend is this group's.
         """
@@ -218,7 +218,7 @@ class BreakableGroup(dist.ProcessGroup):
         return backend
 
     def get_group_store(self) -> Store:
-        """Return the store of ``inner``; a Python subclass of ProcessGroup cannot have a store of its own."""
+        """Return the store of ``inner``, because a Python subclass of ProcessGroup cannot have its own store."""
         store: Store = self._inner.get_group_store()
         return store
 
@@ -290,7 +290,7 @@ class ReducerGroup(dist.ProcessGroup):
 
 
 def _is_scripts_own(frame: FrameType | None) -> bool:
-    """Return whether a call came through ``torch.distributed``, but not from DTensor, which communicates on its own."""
+    """Return whether the call came through ``torch.distributed`` from the script, not from DTensor."""
     if frame is None or frame.f_code.co_filename != distributed_c10d.__file__:
         return False
     while frame is not None and frame.f_code.co_filename in _C10D:

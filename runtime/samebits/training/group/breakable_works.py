@@ -1,6 +1,7 @@
-"""Works of a breakable group, which obey its breaker and record when they end.
+"""Works of a breakable group, which can be interrupted and record when they end.
 
-They wait for gloo's own works in slices or in a thread that can be abandoned; ``breakable_group`` explains why.
+They wait for gloo's own works in short intervals, or in a thread that can be abandoned; ``breakable_group`` explains
+why.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class InFlight:
         return [work for work in list(self._numbers) if not work.is_completed()]
 
     def let_go(self) -> None:
-        """Remove works that have ended without being waited for."""
+        """Remove works that have ended although nothing waited for them."""
         for work in list(self._numbers):
             if work.is_completed():
                 self.ended(work)
@@ -76,13 +77,19 @@ class InFlight:
 
 
 def await_this_thread_at_exit() -> None:
-    """Join this thread at exit: a thread of torch's must not be inside gloo while the interpreter is torn down."""
+    """Join this thread at exit.
+
+    A thread of torch's must not be inside gloo while the interpreter shuts down.
+    """
     if threading.get_ident() != _MAIN_THREAD:
         join_at_exit()
 
 
 def wait_in_slices(work: dist.Work, breaker: Breaker, launched: InFlight, timeout: timedelta) -> None:
-    """Wait until gloo's work is done; raise if it failed, ``timeout`` (0: none) passed or the group was broken."""
+    """Wait in short intervals until gloo's work is done.
+
+    Raises if the work failed, ``timeout`` (0: none) passed or the group was broken.
+    """
     await_this_thread_at_exit()
     began_s = time.perf_counter()
     try:

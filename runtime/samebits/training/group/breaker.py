@@ -1,4 +1,4 @@
-"""A switch that ends every wait in one process group, and calls that can be abandoned while they run.
+"""End every wait in one process group at once, and abandon calls while they run.
 
 A thread never waits inside gloo. It waits for an object that both gloo and the breaker can complete.
 """
@@ -38,7 +38,7 @@ _LAST_WORDS_S = 0.0005  # polling interval, since the exit of an operating-syste
 
 
 class Failable(Protocol):
-    """Anything that another thread waits for: a ``torch.futures.Future`` or a ``concurrent.futures.Future``."""
+    """Anything that a thread can wait for: a ``torch.futures.Future`` or a ``concurrent.futures.Future``."""
 
     def set_exception(self, exception: Any, /) -> None: ...
 
@@ -48,7 +48,7 @@ def _nothing() -> None:
 
 
 class Breaker:
-    """The switch of one group. Throwing it, once and from any thread, fails everything that is being waited for.
+    """Ends all waits of one group. It is thrown once, from any thread.
 
     Args:
         name: the group's name in error messages, e.g. ``generation 7``.
@@ -72,7 +72,7 @@ class Breaker:
         return self._reason is not None
 
     def throw(self, reason: str) -> bool:
-        """Fail every watched waiter; return True only for the first call."""
+        """Make every registered waiter fail. Return True only for the first call."""
         with self._lock:
             if self._reason is not None:
                 return False
@@ -88,7 +88,7 @@ class Breaker:
             raise self._error()
 
     def watch(self, waiter: Failable) -> None:
-        """Register a waiter that ``throw`` is to fail; raise at once if the breaker was thrown already."""
+        """Register a waiter that ``throw`` makes fail. If the breaker was already thrown, raise at once."""
         with self._lock:
             if self._reason is None:
                 self._waiting.add(waiter)
@@ -96,7 +96,7 @@ class Breaker:
         raise self._error()
 
     def release(self, waiter: Failable) -> bool:
-        """Stop watching a waiter; return True if the caller still has to complete it."""
+        """Unregister a waiter. Return True if the caller still has to complete it."""
         with self._lock:
             if waiter not in self._waiting:
                 return False
@@ -122,7 +122,7 @@ def run_breakable(breaker: Breaker, call: Callable[[], T], thread_name: str) -> 
 
 
 def begin_breakable(breaker: Breaker, call: Callable[[], T], thread_name: str) -> concurrent.futures.Future[T]:
-    """Start the call of :func:`run_breakable`; the future gets its outcome, or GenerationEndedError after a throw."""
+    """Start a call as :func:`run_breakable` does; the future gets its result, or GenerationEndedError after a throw."""
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     breaker.watch(outcome)
     try:
@@ -150,10 +150,10 @@ _aside: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def run_aside(body: Callable[[], None], thread_name: str) -> None:
-    """Run torch's code in a thread that the process waits for only briefly when it exits.
+    """Run code of torch in a thread that the process joins only briefly when it exits.
 
-    Without that wait, a daemon thread that returns from C++ while the interpreter is torn down would abort the process
-    with SIGABRT, and a finished job would lose its exit status.
+    Without that, a daemon thread that returns from C++ while the interpreter shuts down would abort the process with
+    SIGABRT, and a finished job would lose its exit status.
     """
     thread = threading.Thread(target=body, name=thread_name, daemon=True)
     _aside.add(thread)
@@ -165,7 +165,7 @@ def run_aside(body: Callable[[], None], thread_name: str) -> None:
 
 
 def join_at_exit() -> None:
-    """Make the process wait at exit for the calling thread, which is the script's and is inside torch's code."""
+    """Make the process join the calling thread at exit, because this thread of the script is inside torch's code."""
     thread = threading.current_thread()
     if thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread):
         _aside.add(thread)
@@ -175,7 +175,7 @@ _stuck: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def expect_no_end() -> None:
-    """Exempt the calling thread from the wait at exit, since its call may take half an hour."""
+    """Do not join the calling thread at exit, because its call may take half an hour."""
     thread = threading.current_thread()
     _stuck.add(thread)
     _aside.discard(thread)
@@ -185,19 +185,19 @@ _exit_status: list[int] = []
 
 
 def leave_with(status: int) -> None:
-    """Set the exit status that the process ends with, even if a thread is stuck then."""
+    """Set the exit status of the process, which is used even if a thread is stuck at the end."""
     _exit_status[:] = [status]
 
 
 def end_process(status: int) -> NoReturn:
-    """End the process now, without exit handlers, with the status set by :func:`leave_with`, else with ``status``."""
+    """End the process now without exit handlers, with the status from :func:`leave_with` or else ``status``."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(_exit_status[0] if _exit_status else status)
 
 
 def _is_running(thread: threading.Thread) -> bool:
-    """Return whether a thread runs, including one that has ended for Python but still frees C++ objects."""
+    """Return whether a thread is running, or has ended in Python but is still freeing C++ objects."""
     return thread.is_alive() or Path(f"/proc/self/task/{thread.native_id}").exists()
 
 

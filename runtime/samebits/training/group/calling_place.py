@@ -1,7 +1,8 @@
-"""Find where in the user's own program a call came from, for messages that name a file and a line.
+"""Find the line of the user's program from which a call came, for messages with a file and a line.
 
-The place is the innermost line outside torch, the standard library, installed packages and this package. A library
-between that line and this package is named too, because the call may not be visible in the user's file.
+This is the innermost line outside torch, the standard library, installed packages and this package. If a library is
+between that line and this package, the library is named as well, because the call may not be visible in the user's
+file.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def place_of(error: BaseException) -> str:
 
 
 class _Files(dict[str, bool]):
-    """A cache of ``is_library``, which is called for every frame; a dict lookup is faster than ``functools.cache``."""
+    """A cache for ``is_library``, which is called for every frame. A dict is faster than ``functools.cache``."""
 
     def __missing__(self, file: str) -> bool:
         self[file] = found = is_library(file)
@@ -79,9 +80,9 @@ _files = _Files()
 
 
 def calling_frame(depth: int) -> FrameType | None:
-    """Return the script's innermost frame, starting ``depth`` callers up; None if no frame is found within the limit.
+    """Return the script's innermost frame, starting ``depth`` callers up, or None if none is found within the limit.
 
-    Costs about 0.1 µs per torch frame that is skipped.
+    Takes about 0.1 µs for each frame of torch that is skipped.
     """
     frame: FrameType | None = sys._getframe(depth)
     left = _MOST_FRAMES

@@ -1,9 +1,8 @@
-"""Move DistributedDataParallel wrappers from group to group, keeping their bucket layout.
+"""Move DistributedDataParallel wrappers from group to group without changing their bucket layout.
 
 The sum of a bucket over the ranks is reproducible bit for bit, but a gradient's bits depend on its position in the
-bucket. After its first iteration, DDP rebuilds its buckets in the order in which gradients arrived. So the layout, and
-whether it is final, is part of the restore point, and every rank, survivor or newcomer, gets a new reducer with exactly
-that layout.
+bucket. After its first iteration, DDP rebuilds its buckets in the order in which gradients arrived. The layout, and
+whether it is final, is therefore part of the restore point, and every rank gets a new reducer with exactly that layout.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The buckets in which gradients are summed together, and the order of the gradients in them.
+    """The gradient buckets of a wrapper, and the order of the gradients in each bucket.
 
     ``buckets`` are names of ``ddp.module.named_parameters()``, in the order in which buckets are reduced. ``rebuilt``
     marks the final layout; otherwise this is the initial layout, which DDP replaces after its first iteration.
@@ -81,9 +80,9 @@ def fingerprint(layout: Layout) -> str:
 def capture(ddp: DistributedDataParallel) -> Layout:
     """Return the layout that the next backward pass will use.
 
-    Between the first and the second iteration DDP knows its final layout but has not built it. This function builds it,
-    with one small broadcast from rank 0 that the next forward pass would make otherwise. So every rank must call it at
-    the same point of its program, such as a commit.
+    Between the first and the second iteration, DDP knows its final layout but has not built it. This function builds
+    it, with one small broadcast from rank 0 that the next forward pass would otherwise make. Every rank must therefore
+    call it at the same point of its program, such as a commit.
 
     Raises:
         UsageError: after exactly one iteration of a wrapper with ``static_graph=True``.
@@ -120,7 +119,7 @@ def _buckets(ddp: DistributedDataParallel) -> Sequence[Any]:
 
 
 class _WithoutMemory(TorchDispatchMode):
-    """A mode in which tensors are created with a shape but without elements.
+    """A mode in which tensors are created with a shape but without memory.
 
     A reducer reveals its buckets only by returning zeros of their size. For 1 GB this takes a third of a second, and
     memory that a rank may not have.
@@ -144,7 +143,7 @@ class _WithoutMemory(TorchDispatchMode):
 
 
 def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) -> None:
-    """Attach a wrapper to a generation's group with exactly this layout; its gradients become None.
+    """Attach a wrapper to a generation's group with exactly this layout. Its gradients become None.
 
     Args:
         ddp: a survivor's wrapper, or a new one.
@@ -259,7 +258,7 @@ def _arrivals(layout: Layout, kind_of: Callable[[str], Hashable]) -> Iterator[li
 
 
 def _connect_reducer(ddp: DistributedDataParallel) -> None:
-    """Make the reducer launch its buckets through the cheapest group whose waits can be abandoned at any time."""
+    """Make the reducer use a group with little overhead whose waits can be abandoned at any time."""
     group = ddp.process_group
     # In a static graph's first iteration the reducer reduces and waits in one call, so it needs the general group.
     if isinstance(group, BreakableGroup) and not ddp.static_graph:
@@ -272,7 +271,7 @@ _reducer_groups: weakref.WeakKeyDictionary[Module, ReducerGroup] = weakref.WeakK
 
 
 class _GroupOfOne(dist.ProcessGroup):
-    """A group for a reducer without peers: works on any device, without a connection."""
+    """A process group of one rank for a reducer. It works on any device without a connection."""
 
     def __init__(self) -> None:
         initialize: Any = super().__init__  # as in breakable_group.BreakableGroup
@@ -359,7 +358,7 @@ _INSIDE: Final = "inside"
 
 @dataclass(frozen=True, slots=True)
 class _Rider:
-    """A weakly referenced wrapper, with its place among those built in the same phase."""
+    """A weak reference to a wrapper, with its number among those built in the same phase."""
 
     ddp: weakref.ref[DistributedDataParallel]
     key: str
@@ -368,7 +367,7 @@ class _Rider:
 class _Riders:
     """The wrappers that a script builds. Those built outside a generation persist; others end with their generation.
 
-    Within a phase, the script builds wrappers in the same order on every rank, so the order identifies the wrapper.
+    Within a phase, the script builds wrappers in the same order on every rank, so the number identifies the wrapper.
     """
 
     def __init__(self) -> None:
@@ -463,7 +462,7 @@ def _alive(riders: Sequence[_Rider]) -> Iterator[tuple[DistributedDataParallel, 
 
 
 def _refuse_capture(module: Module, _: object) -> None:
-    """Refuse a forward pass that is captured into a graph together with the collectives of its backward pass."""
+    """Raise if a forward pass is captured into a CUDA graph together with the collectives of its backward pass."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
     parameter = next(module.parameters())
@@ -486,12 +485,14 @@ _riders = _Riders()  # one per process, because torch has a single hook of this 
 
 
 def install() -> None:
-    """Track every DistributedDataParallel built from now on; has no effect the second time."""
+    """Track every DistributedDataParallel that is built from now on. Further calls do nothing."""
     _riders.install()
 
 
 def attach_all(group: Group, layouts: Mapping[str, Any] | None) -> None:
-    """Attach every wrapper to a new generation's group; wrappers built inside it are attached at their first forward.
+    """Attach every wrapper to a new generation's group.
+
+    Wrappers that are built later in the generation are attached at their first forward pass.
 
     Args:
         group: the formed and installed group.
@@ -548,7 +549,7 @@ _sampled: weakref.WeakKeyDictionary[Module, Sequence[torch.Tensor]] = weakref.We
 
 
 def require_all_among(weights: Sequence[torch.Tensor]) -> None:
-    """Raise if a wrapper trains a parameter that is not in the state, since recovery would not restore it.
+    """Raise if a wrapper trains a parameter that is not in the state, because a recovery would not restore it.
 
     Raises:
         UsageError: the message names the wrapped module.
@@ -558,26 +559,26 @@ def require_all_among(weights: Sequence[torch.Tensor]) -> None:
         if any(parameter.requires_grad and id(parameter) not in known for parameter in ddp.parameters()):
             name = type(ddp.module).__name__
             raise UsageError(
-                f"DistributedDataParallel({name}) trains parameters that are not in the state: a replacement would "
-                "begin with other ones. Fix: TorchState(model, optimizer, …) with this model; a second one gets a "
-                "name of its own, such as model_2=…"
+                f"DistributedDataParallel({name}) trains parameters that are not in the state: a replacement "
+                "would begin with different values. Fix: TorchState(model, optimizer, …) with this model; a "
+                "second one gets a name of its own, such as model_2=…"
             )
 
 
 def settle_all() -> dict[str, Any] | None:
-    """Return :func:`capture_all`'s result at a commit; costs nothing once all layouts are final.
+    """Return the result of :func:`capture_all` at a commit. Costs nothing once all layouts are final.
 
-    Returns None between the first and the second iteration of a wrapper with ``static_graph=True``, which has no layout
+    Return None between the first and the second iteration of a wrapper with ``static_graph=True``, which has no layout
     yet.
     """
     return _riders.settle_all()
 
 
 def generation_ended() -> None:
-    """End the generation: wrappers built from now on persist, as those built before it do."""
+    """End the generation. Wrappers that are built from now on persist."""
     _riders.generation_ended()
 
 
 def capture_all() -> dict[str, Any]:
-    """Return the layouts of all wrappers of this generation as plain values, by key; called on every rank together."""
+    """Return the layouts of all wrappers as plain values, by key. All ranks must call it together."""
     return {key: layout.to_plain() for key, layout in sorted(_riders.capture_all().items())}

@@ -1,11 +1,11 @@
-"""Choose this process's device and the backend that connects such devices, and test whether the device still works.
+"""Choose this process's device and its ``torch.distributed`` backend, and test whether the device still works.
 
-Everything goes through ``torch.accelerator``. Ascend needs an extra package, which is imported only if the device is
-requested or the package is installed. A missing driver stack is reported in one sentence.
+Everything goes through ``torch.accelerator``. Ascend needs an additional package, which is imported only if the device
+is requested or the package is installed. A missing driver is reported in one sentence.
 
-One problem cannot be handled here: with ``torch_npu`` installed and CANN missing, plain ``import torch`` already fails,
-since torch loads every installed device backend. ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` in the environment, set before
-Python starts, turns that off; this module then imports ``torch_npu`` if needed.
+One problem cannot be handled here: with ``torch_npu`` installed and CANN missing, ``import torch`` itself fails,
+because torch loads every installed device backend. To prevent this, set ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` in the
+environment before Python starts; this module then imports ``torch_npu`` if needed.
 """
 
 from __future__ import annotations
@@ -155,7 +155,10 @@ def claim(
 
 @functools.cache
 def _reservations(path: Path) -> int:
-    """Return the file's descriptor, which is never closed: closing any descriptor of the file releases the locks."""
+    """Return the file's descriptor.
+
+    It is never closed, because closing any descriptor of the file would release the locks.
+    """
     return private.open_to_append(path)
 
 
@@ -168,7 +171,7 @@ def _reserve(descriptor: int, name: str) -> bool:
 
 
 def _visible(device_type: str, index: int) -> str:
-    """Return a device's index or name on the host, since this process may see only some of the devices."""
+    """Return a device's index or name on the host, because this process may see only some of the devices."""
     names = (config.visible_devices(device_type) or "").split(",")
     return names[index].strip() if index < len(names) and names[index].strip() else str(index)
 
@@ -197,7 +200,7 @@ def settle(device: torch.device) -> None:
 
 
 def busy_watch(device: torch.device) -> Callable[[], bool]:
-    """Return a function that any thread may call to check whether this thread's current stream has work left."""
+    """Return a function that reports, in any thread, whether this thread's current stream has unfinished work."""
     if device.type == "cpu":
         return lambda: False
     stream = torch.accelerator.current_stream(device)
@@ -250,13 +253,14 @@ def require_sound(device: torch.device) -> None:
     if problem:
         raise DeviceLostError(
             f"{device} no longer works in this process: {problem}. A lost peer does not cause this, so the process "
-            "gives up its seat. Fix: nothing, a spare or a restart takes over; if it recurs, have this device checked"
+            "gives up its seat. Fix: nothing to do; a spare or a restart takes over; if it recurs, have this device "
+            "checked"
         )
 
 
 @functools.cache
 def _testing_stream(device: torch.device) -> torch.Stream:
-    """Return the stream that all tests share; a new one for each test would use up torch's pool of 32."""
+    """Return the stream that all tests share. New streams for each test would exhaust torch's pool of 32."""
     return torch.Stream(device)
 
 
@@ -284,9 +288,9 @@ def backend_of(device: torch.device, wanted: str | None = None) -> str:
 
 
 def stop(device: torch.device) -> bool:
-    """Stop all work on the device if its backend cannot abort collectives (Ascend); return whether it was stopped.
+    """Stop all work on the device if its backend cannot abort collectives (Ascend), and return whether it was stopped.
 
-    Callable from any thread. Until :func:`restart`, every use of the device fails with FORCE STOP.
+    May be called from any thread. Until :func:`restart`, every use of the device fails with FORCE STOP.
     """
     stop_device = getattr(torch.get_device_module(device), "stop_device", None)
     if stop_device is None:

@@ -1,7 +1,7 @@
-"""Write the collectives that were open when a group was broken, from torch's flight recorder, to a file in LOG_DIR.
+"""Save torch's flight recorder to a file in LOG_DIR when a group is broken, to show the open collectives.
 
-torch keeps its record of collectives in memory that is lost with the process, and a rank that stays in a collective is
-soon ended. So open collectives are written as soon as the group is broken, in a thread that no recovery waits for.
+torch records collectives in memory that is lost with the process, and a rank that hangs in a collective is soon ended.
+The record is therefore written as soon as the group is broken, in a thread for which no recovery waits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_BYTES = 16 << 20
 
 
 def write(folder: Path, node: str, reason: str) -> Path | None:
-    """Replace this node's file with the current record; return None if it is empty or cannot be written.
+    """Replace this node's file with the current record. Return None if it is empty or cannot be written.
 
     Args:
         folder: LOG_DIR; if it is missing, nothing is written.

@@ -1,9 +1,9 @@
-"""Keys set after the ranks of a generation have met: rank 0 keeps them, and the others request them over TCP.
+"""Store keys that are set after a generation's ranks have met: rank 0 stores them, the others request them over TCP.
 
-A connection first sends the generation's password: 32 random bytes that only members get, in rank 0's meeting message,
-which the scheduler carries. A connection that has not sent the password can only wait. Few of these are kept, and the
-oldest is closed when a new one arrives. Each connection carries one request and its answer, so a rank that waits for a
-key does not block the others.
+A connection first sends the generation's password: 32 random bytes that only members get, in rank 0's message over the
+scheduler. A connection that has not sent the password can only wait. Few of these are kept open, and the oldest is
+closed when a new one arrives. Each connection carries one request and its answer, so a rank that waits for a key does
+not block the others.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _WAITS = frozenset({"get", "wait"})
 
 
 class _Refused(Exception):
-    """A request that cannot be served; the text is sent to the rank that asked."""
+    """A request that cannot be served. The text is sent to the rank that asked."""
 
 
 class _Table:
@@ -106,7 +106,7 @@ def _size(key: str, value: bytes) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Caller:
-    """One connection: bytes received, keys awaited, and the rest of its answer."""
+    """A connection: the bytes received, the keys that it waits for, and the unsent rest of its answer."""
 
     connection: socket.socket
     heard: bytearray = field(default_factory=bytearray)
@@ -115,7 +115,7 @@ class _Caller:
 
 
 class KeyServer:
-    """Rank 0's table and its serving thread, from :meth:`start` until the generation's breaker is thrown.
+    """Rank 0's keys and the thread that serves them, from :meth:`start` until the breaker is thrown.
 
     The listener is open as soon as the object exists, so earlier connections wait in the backlog.
 
@@ -239,7 +239,7 @@ class KeyServer:
             try:
                 what, keys, *words = msgpack.unpackb(bytes(caller.heard[_SIZE.size : _SIZE.size + size]))
                 if not isinstance(what, str) or not all(isinstance(key, str) for key in keys):
-                    raise _Refused("a question is a word, a list of keys, and what belongs to them")
+                    raise _Refused("expected a request that consists of a command, a list of keys and values")
                 if what in _WAITS and self._table.missing(keys):
                     caller.awaits = (what, keys)
                     self._waiting[caller] = None
@@ -276,7 +276,7 @@ class KeyServer:
 
 
 class RemoteKeys:
-    """Rank 0's table as seen by any rank; each call uses one connection.
+    """Access to rank 0's keys from any rank. Each call uses one connection.
 
     Args:
         address: the server's, with the port.
@@ -299,7 +299,7 @@ class RemoteKeys:
         return cls((host, port), password)
 
     def ask(self, timeout: timedelta, what: str, keys: list[str], *words: bytes | int) -> Any:
-        """Send one request and return the answer; ``get`` and ``wait`` are answered once their keys exist.
+        """Send one request and return the answer. ``get`` and ``wait`` are answered once their keys exist.
 
         Raises:
             CommunicationError: rank 0 cannot be reached, or refuses the request.

@@ -1,8 +1,7 @@
-"""Build gloo meshes, identify their sockets, and cut them.
+"""Build gloo meshes, identify their sockets, and close them.
 
-gloo announces its listening address only through the store, which is ours. So every connection of a generation and its
-subgroups is known by its address, not guessed from the process's open sockets. Once a mesh is complete, its listener
-accepts no more connections.
+gloo announces its listening address only through the store, which is ours. Every connection of a generation and its
+subgroups is therefore known by its address. Once a mesh is complete, its listener accepts no more connections.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Endpoints:
 
 
 def address_in(value: bytes) -> Address | None:
-    """Return the address that gloo published for one rank; None if the value is something else.
+    """Return the address that gloo has published for one rank, or None if the value is something else.
 
     The format is that of gloo's ``Rank::bytes`` (gloo/transport/tcp/context.cc): a size and the host name, a size and
     an ``Address`` that begins with a ``sockaddr_storage``, then one number per rank.
@@ -164,7 +163,7 @@ def _device_with_nice_reader(address: str) -> Any:
 
 
 def check_address(address: str) -> None:
-    """Raise UsageError unless ``address`` is numeric: a name would be looked up whenever a group forms."""
+    """Raise UsageError unless ``address`` is numeric, because a name would be looked up whenever a group forms."""
     try:
         ipaddress.ip_address(address)
     except ValueError:
@@ -196,7 +195,7 @@ def cut(endpoints: Endpoints) -> int:
 
 
 def close_copies(endpoints: Endpoints) -> int:
-    """In a forked child, close its copies of these connections and their listeners; return their number.
+    """In a forked child, close its copies of these connections and their listeners, and return their number.
 
     Nothing is shut down, because the connections belong to the parent.
     """

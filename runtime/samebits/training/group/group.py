@@ -1,6 +1,6 @@
-"""Form one generation's process group, install it as torch's default group, break it, and drop it.
+"""Form a generation's process group, install it as torch's default group, break it, and drop it.
 
-A group lives only as long as its generation. It is built directly on the backend, without rendezvous or name lookup.
+A group exists only as long as its generation. It is built directly on the backend, without rendezvous or name lookup.
 Any thread may break it at any moment, even while it forms. Dropping it is fast, because a separate thread frees what
 gloo still holds.
 """
@@ -46,7 +46,7 @@ _FORGOTTEN_AFTER = timedelta(seconds=1)  # collectives that gloo wakes end withi
 
 
 class _Link(Protocol):
-    """The interface for connecting a backend and interrupting it."""
+    """Interface for connecting a backend and interrupting it."""
 
     def begin(self) -> Future[Any]: ...
 
@@ -143,11 +143,14 @@ class Group:
 
     @property
     def collectives(self) -> int:
-        """Number of collectives launched in the group, without subgroups; 0 if the backend does not count them."""
+        """Number of collectives called in the group, without subgroups; 0 if the backend does not count them."""
         return self._pg.count if isinstance(self._pg, BreakableGroup) else 0
 
     def launched(self) -> int | None:
-        """Return a number that grows with every collective, send and receive on an accelerator; None if unknown."""
+        """Return a number that increases with every collective, send and receive on an accelerator.
+
+        Return None if it is unknown.
+        """
         return None if self._link is None else self._link.launched()
 
     @property
@@ -157,11 +160,11 @@ class Group:
 
     @property
     def breaker(self) -> Breaker:
-        """The group's switch, for calls that must end with the group (:func:`.breaker.run_breakable`)."""
+        """The group's breaker, for calls that must end with the group (:func:`.breaker.run_breakable`)."""
         return self._breaker
 
     def begin(self) -> Future[Any]:
-        """Start connecting in another thread, since the exchange may take any time to answer.
+        """Start connecting in another thread, because the exchange of addresses may take any time.
 
         The group of a future generation waits in the exchange until its members are known. The future completes when
         the connections are made, or with the error that :meth:`form` would raise.
@@ -217,25 +220,25 @@ class Group:
 
     @property
     def is_cut(self) -> bool:
-        """Whether everything that :meth:`break_` started in other threads has finished."""
+        """Whether everything that :meth:`break_` has started in other threads is finished."""
         link = self._link
         return link is None or link.is_cut
 
     def guard_script(self, alone: Callable[[], str]) -> None:
-        """While this group is torch's default, keep ``DistributedSampler`` and meshes from using its size."""
+        """As long as this group is torch's default, keep ``DistributedSampler`` and meshes from using its size."""
         self._guards = [SamplerRefusal(alone), Declaring(alone)]
 
     def step_aside(self) -> None:
-        """Remove the group from torch without freeing it, so that the next one can be formed; drop it afterwards.
+        """Remove the group from torch without freeing it, so that the next one can be formed. Drop it afterwards.
 
-        Only for a group without subgroups, since subgroups would lose their names.
+        Use this only for a group without subgroups, because subgroups would lose their names.
         """
         self._end_guards()
         if self._pg is not None:
             torch_private.uninstall_default_group(self._pg)
 
     def drop(self) -> None:
-        """Remove the group from torch, so that the next one can be formed at once; another thread frees it.
+        """Remove the group from torch, so that the next one can be formed at once. Another thread frees it.
 
         This also breaks the group, so no thread may be waiting in it.
         """
@@ -293,7 +296,7 @@ _live: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
 def current_breaker() -> Breaker:
-    """Return the breaker of torch's default group, or one that is never thrown if SameBits did not make that group."""
+    """Return the breaker of torch's default group, or one that is never thrown if SameBits did not make the group."""
     pg = dist.group.WORLD
     return next((one.breaker for one in _live if one.holds(pg)), _UNBROKEN)
 
@@ -309,7 +312,7 @@ def _end_all() -> None:
 
 
 class _GlooLink:
-    """gloo over TCP, interrupted by our breaker and by shutting down its own connections only."""
+    """gloo over TCP. It is interrupted by the breaker, and by shutting down its own connections."""
 
     def __init__(
         self,
@@ -438,7 +441,7 @@ def form_alone(
     alone: Callable[[], str] | None = None,
     backend: str | None = None,
 ) -> Group:
-    """Form the group of one that ``samebits.init()`` installs until the first generation's replaces it.
+    """Form the group of one rank that ``samebits.init()`` installs until the first generation begins.
 
     Args:
         device: as for :class:`Group`.
@@ -457,8 +460,8 @@ def form_alone(
 def discard(bags: Sequence[list[Any]], works: list[dist.Work] | None = None) -> None:
     """Empty the lists, in order, in another thread, after ``works`` have ended.
 
-    Destroying a gloo mesh waits for its threads. This takes some milliseconds, or, if a thread waits for a message that
-    was cut off half-way, until that operation times out.
+    Destroying a gloo mesh waits for its threads. That takes some milliseconds or, if a thread waits for a message that
+    was cut off, until that operation times out.
     """
     run_aside(functools.partial(_empty, bags, works or []), "samebits-discard")
 

@@ -1,9 +1,9 @@
-"""A ``Store`` over a single exchange, in which the ranks of one generation learn each other's addresses.
+"""A ``Store`` that needs a single exchange, in which the ranks of a generation learn each other's addresses.
 
-All keys that a rank sets while its group forms are known before it has to read any. So each rank sends its keys in one
-message, and all ranks read the union from memory. Later keys (``dist.new_group`` in a user's function, NCCL's ids)
-cannot be known in advance. Rank 0 keeps them (``generation_store``), and its message contains the address and password
-for requesting them.
+All keys that a rank sets while its group forms are known before it has to read any. Each rank therefore sends its keys
+in one message, and all ranks read from memory. Later keys (``dist.new_group`` in a user's function, NCCL's IDs) cannot
+be known in advance. Rank 0 stores them (``generation_store``), and its message contains the address and password for
+requesting them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["Exchange", "MeetingStore"]
 
 
 class Exchange(Protocol):
-    """Carries the single message that each rank of a generation sends to all."""
+    """Distributes the single message that each rank of a generation sends to all others."""
 
     def publish(self, blob: bytes) -> None:
         """Send this rank's contribution; called once."""
 
     def wait(self) -> Sequence[bytes]:
-        """Block until every rank's contribution has arrived, and return them in rank order.
+        """Wait until every rank's message has arrived, and return the messages in rank order.
 
         Raises:
             GenerationEndedError: the generation was cancelled meanwhile.
@@ -39,7 +39,7 @@ class Exchange(Protocol):
 
 
 class MeetingStore(Store):
-    """The store of one generation. Keys set before the first read are in the message; rank 0 keeps later keys.
+    """The store of one generation. Keys set before the first read are in the message; later keys are stored by rank 0.
 
     Args:
         exchange: carries the message.
@@ -83,7 +83,7 @@ class MeetingStore(Store):
         self._later: RemoteKeys | None = None
 
     def meet(self) -> dict[str, bytes]:
-        """Publish what was set so far, once, and return what all ranks published."""
+        """Publish the keys that were set so far, once, and return those of all ranks."""
         with self._lock:
             if self._union is None:
                 self._breaker.check()
@@ -140,7 +140,7 @@ class MeetingStore(Store):
     # --- dist.Store -----------------------------------------------------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Before the meeting, keep the value for the message; after it, set it in rank 0's table."""
+        """Before the meeting, add the key to this rank's message; afterwards, set it in rank 0's store."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         with self._lock:
             if self._union is None:
@@ -185,15 +185,15 @@ class MeetingStore(Store):
         return True
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter in rank 0's table and return its new value."""
+        """Add to a counter in rank 0's store, and return its new value."""
         return int(self._ask("add", [key], amount))
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Append to a value in rank 0's table."""
+        """Append to a value in rank 0's store."""
         self._ask("append", [key], value.encode() if isinstance(value, str) else bytes(value))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set a value in rank 0's table if it is the expected one; return the resulting value."""
+        """Set a value in rank 0's store if it is the expected one, and return the resulting value."""
         return bytes(self._ask("compare_set", [key], expected.encode(), desired.encode()))
 
     def delete_key(self, key: str) -> bool:
@@ -201,7 +201,7 @@ class MeetingStore(Store):
         return bool(self._ask("delete_key", [key]))
 
     def num_keys(self) -> int:
-        """Return the number of keys in rank 0's table."""
+        """Return the number of keys in rank 0's store."""
         return int(self._ask("num_keys", []))
 
     def set_timeout(self, timeout: timedelta) -> None:

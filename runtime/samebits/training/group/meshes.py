@@ -48,7 +48,7 @@ _ENDED = "the groups of a device mesh that was built in an earlier call of the f
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """The mesh that a script asked for.
+    """The device mesh that a script asked for.
 
     Attributes:
         sizes: ranks along each dimension, outermost first.
@@ -64,9 +64,9 @@ class Declared:
 
 
 class _DeclaredMesh(DeviceMesh):
-    """A declared mesh while its process is alone.
+    """A declared mesh as long as its process is alone.
 
-    Only torch reads its sizes, rank and groups, since they are not the job's.
+    Only torch reads its sizes, rank and groups, because they are not the job's.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -148,7 +148,7 @@ class _Meshes:
         self._resharded: dict[tuple[int, int], DeviceMesh] = {}  # by id of a declared mesh and number of ranks
 
     def alone(self) -> str:
-        """Return ``before`` or ``after``: the side of training that this process is on."""
+        """Return ``before`` or ``after``, depending on whether training has finished."""
         return "before" if self._alone is None else self._alone()
 
     def declare(self, alone: Callable[[], str]) -> None:
@@ -314,7 +314,7 @@ _meshes = _Meshes()  # one per process, since it replaces torch's only construct
 
 
 class Declaring:
-    """Builds meshes of several ranks for this process alone, until :meth:`end`.
+    """Makes mesh constructors build meshes of several ranks for this process alone, until :meth:`end`.
 
     Args:
         alone: returns ``before`` or ``after``, the side of training that the process is on.
@@ -324,7 +324,7 @@ class Declaring:
         _meshes.declare(alone)
 
     def end(self) -> None:
-        """Build meshes over the default group again; has no effect the second time."""
+        """Build meshes over the default group again. Further calls do nothing."""
         _meshes.end()
 
 
@@ -334,12 +334,12 @@ def declared() -> list[Declared]:
 
 
 def declaration_of(mesh: object) -> Declared | None:
-    """Return what the script declared for this mesh; None for any other mesh."""
+    """Return what the script declared for this mesh, or None if the mesh was not declared."""
     return _meshes.declaration_of(mesh)
 
 
 def declare_alone(mesh: DeviceMesh) -> None:
-    """Declare a mesh of one rank that was built while this process was alone; has no effect on any other mesh.
+    """Declare a mesh of one rank that was built while this process was alone; ignore any other mesh.
 
     Such a mesh is not declared when it is built, because it may be the default mesh of ``fully_shard``, which grows to
     the job's size.
@@ -348,7 +348,7 @@ def declare_alone(mesh: DeviceMesh) -> None:
 
 
 def root_of(mesh: object) -> DeviceMesh | None:
-    """Return the declared mesh that ``mesh`` is, or is a slice of; None for any other mesh."""
+    """Return the declared mesh of which ``mesh`` is a slice, ``mesh`` itself if it is declared, or None."""
     return _meshes.root_of(mesh)
 
 

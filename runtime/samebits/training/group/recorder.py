@@ -1,6 +1,6 @@
-"""Write one process group's launches into the process's ring of collectives.
+"""Record the collectives that one process group calls, in the process's ring buffer.
 
-This module decides which parts of a call's arguments are recorded; the ring is ``store.collective_ring``.
+This module decides which parts of a call's arguments are recorded; the ring buffer is in ``store.collective_ring``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _IN_PLACE = {"allreduce", "broadcast", "reduce", "allreduce_coalesced"}
 
 
 class Recorder:
-    """Records the launches of one group.
+    """Records the calls of one group.
 
     Args:
         ring: the process's ring; None: nothing is recorded.
@@ -62,7 +62,7 @@ class Recorder:
         self._pairwise: dict[tuple[int, int], int] = {}  # op and peer → count
 
     def launched(self, method: str, sequence: int, args: Sequence[Any]) -> int | None:
-        """Record a collective launched by this method with these arguments; return a number for :meth:`over`."""
+        """Record a collective that was called with these arguments, and return a number for :meth:`over`."""
         op = _OPS.get(method)
         if self._ring is None or op is None:
             return None
@@ -71,7 +71,7 @@ class Recorder:
         return self._ring.launch(self._group, sequence, op, *given, *output, NOBODY, _place(self._ring))
 
     def launched_pairwise(self, method: str, args: Sequence[Any]) -> int | None:
-        """Record a send or receive; return a number for :meth:`over`."""
+        """Record a send or receive, and return a number for :meth:`over`."""
         if self._ring is None or not args:
             return None
         op, peer, sequence = _SEND if method == "send" else _RECEIVE, NOBODY, 0

@@ -41,7 +41,7 @@ class SamplerRefusal:
         DistributedSampler.__init__ = self._refusing  # type: ignore[method-assign]
 
     def end(self) -> None:
-        """Restore the class; has no effect the second time."""
+        """Restore the class. Further calls do nothing."""
         self._lasts = False
         if DistributedSampler.__init__ is self._refusing:  # unless it was wrapped again meanwhile
             DistributedSampler.__init__ = self._constructor  # type: ignore[method-assign]

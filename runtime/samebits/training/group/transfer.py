@@ -47,7 +47,7 @@ def on_host(result: torch.Tensor, breaker: Breaker | None = None) -> torch.Tenso
 
 
 def send(point: Outgoing, ranks: Sequence[int], meanwhile: Callable[[], object], device: torch.device) -> None:
-    """Send a point piece by piece to several ranks, which call ``receive``.
+    """Send a point in pieces to several ranks, which call ``receive``.
 
     Args:
         point: the point to send.
@@ -117,7 +117,7 @@ def receive(
 def share(
     point: Outgoing | None, source: int, begin: Callable[[memoryview], IncomingPoint], device: torch.device
 ) -> Checkpoint | None:
-    """Send a point to all ranks piece by piece; return it on all ranks except the source. A collective.
+    """Send a point in pieces to all ranks, and return it on all ranks except the source. A collective.
 
     Args:
         point: the point at the source; None on the other ranks.
@@ -180,7 +180,10 @@ def broadcast(packed: memoryview | None, source: int, device: torch.device) -> m
 
 
 def tell(numbers: Sequence[int], source: int, device: torch.device) -> list[int]:
-    """Return ``source``'s 64-bit numbers on every rank; others pass any numbers, as many of them. A collective."""
+    """Return ``source``'s 64-bit numbers on every rank. A collective.
+
+    The other ranks pass a list of the same length with any numbers.
+    """
     told = torch.tensor(list(numbers), dtype=torch.int64, device=device)
     dist.broadcast(told, source)
     return [int(one) for one in on_host(told).tolist()]
@@ -192,7 +195,10 @@ def gather(number: int, device: torch.device) -> list[int]:
 
 
 def begin_gather(number: int, device: torch.device) -> Callable[[], list[int]]:
-    """Start a :func:`gather`, and return a function that waits for the result. A collective, ordered by this call."""
+    """Start a :func:`gather`, and return a function that waits for the result.
+
+    A collective, ordered by the call of this function.
+    """
     mine = torch.tensor([number], dtype=torch.int64, device=device)
     gathered = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
     work = dist.all_gather(gathered, mine, async_op=True)
@@ -206,7 +212,7 @@ def begin_gather(number: int, device: torch.device) -> Callable[[], list[int]]:
 
 
 def require_equal(digests: Sequence[int] | Mapping[int, int], what: str) -> None:
-    """Compare the ranks' digests: a sequence from all ranks, or a mapping from some.
+    """Compare the digests of all ranks (a sequence) or of some ranks (a mapping).
 
     Raises:
         LayoutError: they differ; the message names the ranks that differ from the first.
@@ -216,8 +222,8 @@ def require_equal(digests: Sequence[int] | Mapping[int, int], what: str) -> None
     different = [rank for rank, one in given.items() if one != given[first]]
     if different:
         raise LayoutError(
-            f"{what} of rank {', '.join(map(str, different))} differs from rank {first}'s: training on would diverge "
-            f"silently. Fix: start over with `{spelled('run', '--fresh')}`, and report this with the logs"
+            f"{what} of rank {', '.join(map(str, different))} differs from rank {first}'s, so training would "
+            f"diverge silently. Fix: start over with `{spelled('run', '--fresh')}`, and report this with the logs"
         )
 
 

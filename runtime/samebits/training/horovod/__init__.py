@@ -1,6 +1,6 @@
-"""Horovod's names for PyTorch as thin wrappers: what ``samebits.horovod`` exports.
+"""Horovod's PyTorch API as thin wrappers, exported as ``samebits.horovod``.
 
-A script written for ``horovod.torch`` keeps its calls, and each has the meaning of its SameBits counterpart.
+A script written for ``horovod.torch`` need not change its calls; each has the meaning of its SameBits counterpart.
 """
 
 from __future__ import annotations

@@ -150,9 +150,9 @@ def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) ->
 
 
 def _refuse_gradient(call: str, function: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor that requires a gradient, in a call that is an autograd function in Horovod.
+    """Raise if a tensor requires a gradient, in a call that is an autograd function in Horovod.
 
-    Horovod's in-place calls are not.
+    Horovod's in-place calls are not autograd functions.
     """
     if tensor.requires_grad and torch.is_grad_enabled():
         raise UsageError(

@@ -27,12 +27,12 @@ class _Averaging(torch.optim.Optimizer):
     _averages: _Averages
 
     def synchronize(self) -> None:
-        """Average the gradients now, for example to clip them; then step inside :meth:`skip_synchronize`."""
+        """Average the gradients now, for example to clip them, and then step inside :meth:`skip_synchronize`."""
         self._averages.run()
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Make steps inside the block use the gradients as they are."""
+        """Context manager in which steps use the gradients as they are."""
         self._averages.is_skipped = True
         try:
             yield
@@ -41,7 +41,7 @@ class _Averaging(torch.optim.Optimizer):
 
 
 class _Averages:
-    """The gradients of one optimizer, averaged over all ranks."""
+    """Averages the gradients of one optimizer over all ranks."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class _Averages:
         self._flat.change(self._gradients(), lambda flat: allreduce_(flat, compression=self._compression, op=self._op))
 
     def _gradients(self) -> list[torch.Tensor]:
-        """Return all gradients, of the same parameters on every rank; missing gradients are set to zero."""
+        """Return the gradients of the same parameters on every rank; missing gradients are set to zero."""
         gradients: list[torch.Tensor] = []
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
@@ -102,7 +102,7 @@ def DistributedOptimizer(
     *,
     sparse_as_dense: bool = False,
 ) -> AnyOptimizer:
-    """Make this optimizer average all ranks' gradients before each step; return the same object.
+    """Make this optimizer average all ranks' gradients before each step, and return the same object.
 
     Args:
         optimizer: an optimizer of any class; its steps take no closure.

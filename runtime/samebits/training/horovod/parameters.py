@@ -19,7 +19,7 @@ from samebits.training.state.handlers import OptimizerHandler
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0) -> None:
-    """Set the tensors of ``model.state_dict()`` or ``model.named_parameters()`` to the root's on every rank.
+    """Set the tensors of ``model.state_dict()`` or ``model.named_parameters()`` to the root's values on every rank.
 
     Before ``elastic.run`` this has no effect: ``elastic.run`` makes its state equal on all ranks.
     """
@@ -37,7 +37,10 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], 
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
-    """Set the optimizer's state to the root's on every rank, without a step; has no effect before ``elastic.run``."""
+    """Set the optimizer's state to the root's on every rank, without taking a step.
+
+    Before ``elastic.run`` this has no effect.
+    """
     if not world.has_group():
         return
     handler, root = OptimizerHandler(optimizer), world.root(root_rank)

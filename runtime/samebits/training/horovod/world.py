@@ -1,6 +1,6 @@
-"""``hvd.init``, ``rank``, ``size`` and the meaning of a root rank.
+"""``hvd.init``, ``rank``, ``size``, and which rank is the root.
 
-Between ``init`` and ``elastic.run`` a process has the rank of its future seat, but no group yet. So a script may
+Between ``init`` and ``elastic.run``, a process has the rank of its future seat but no group yet. A script may therefore
 scale its learning rate and name its files, but not communicate.
 """
 
@@ -26,7 +26,10 @@ def init() -> None:
 
 
 def shutdown() -> None:
-    """Do nothing: a worker gives up its seat when its process exits; the exit status shows whether it was intended."""
+    """Do nothing: a worker leaves the job when its process exits.
+
+    The exit status shows whether this was intended.
+    """
 
 
 def is_initialized() -> bool:
@@ -39,12 +42,12 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """Return this process's rank; before ``elastic.run``, the rank that its seat will have."""
+    """Return this process's rank. Before ``elastic.run``, it is the rank that its seat will have."""
     return context.get_rank()
 
 
 def size() -> int:
-    """Return the number of workers; before ``elastic.run``, the job's intended number."""
+    """Return the number of workers. Before ``elastic.run``, it is the job's intended number."""
     return context.get_world_size()
 
 
@@ -54,17 +57,20 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Return the number of workers on this host; before ``elastic.run``, of all workers, as if they shared one host."""
+    """Return the number of workers on this host.
+
+    Before ``elastic.run``, it is the number of all workers, as if they shared one host.
+    """
     generation = context.current("hvd.local_size()").generation
     return size() if generation is None else generation.local_world_size
 
 
 def has_group() -> bool:
-    """Return whether this process has entered a generation and can reach its peers."""
+    """Return whether this process is part of a generation and can reach the other ranks."""
     return context.current("a collective").generation is not None
 
 
 def root(rank: int) -> int:
-    """Return the rank to use as root; in a state's ``sync``, 0 means the rank with the newest commit, as in Horovod."""
+    """Return the rank to use as root. In a state's ``sync``, 0 means the rank with the newest commit, as in Horovod."""
     source = source_of_sync()
     return rank if source is None or rank != 0 else source

@@ -1,7 +1,7 @@
-"""Hugging Face Accelerate's ``Accelerator``, with the workers of this job as its processes.
+"""Hugging Face Accelerate's ``Accelerator``, whose processes are the workers of this job.
 
-Accelerate reads its place from the environment once, and its loader counts epochs per process. Here both follow the
-generation and the state. Everything else is Accelerate's own.
+Accelerate reads its rank from the environment once, and its loader counts epochs per process. Here, the rank follows
+the generation and the epoch follows the state. Everything else is Accelerate's own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class Accelerator(accelerate.Accelerator):
             )
 
     def prepare_data_loader(self, data_loader: Any, device_placement: bool | None = None, **kwargs: Any) -> Any:
-        """Prepare a loader as Accelerate does; a training loader gets a position that the state knows."""
+        """Prepare a loader as Accelerate does.
+
+        The position of a training loader becomes part of the state.
+        """
         if not is_for_training(data_loader):
             return super().prepare_data_loader(data_loader, device_placement, **kwargs)
         if isinstance(data_loader, TrainingLoader):
@@ -145,7 +148,7 @@ class Accelerator(accelerate.Accelerator):
 
 @contextlib.contextmanager
 def place_found() -> Iterator[None]:
-    """Let Accelerate find a place even in a spare, whose environment names none.
+    """Context manager in which Accelerate finds a rank even in a spare, whose environment has none.
 
     If transformers' TrainingArguments created a state from that environment earlier, it is created again.
     """
@@ -162,7 +165,7 @@ def place_found() -> Iterator[None]:
 
 
 class TrainingLoader(DataLoaderShard):
-    """A loader over an :class:`ElasticSampler` that maintains what Accelerate records about the loader in use.
+    """A loader over an :class:`ElasticSampler` that also updates what Accelerate records about the current loader.
 
     Args:
         loader: the script's own; its sampler is replaced unless it is an ElasticSampler.
@@ -204,7 +207,7 @@ class TrainingLoader(DataLoaderShard):
 
 
 class _Window:
-    """This process's position in a window of ``accelerator.accumulate``."""
+    """This process's position within the steps of ``accelerator.accumulate``."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator

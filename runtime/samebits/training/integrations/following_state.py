@@ -1,6 +1,6 @@
-"""A state that notifies its framework when this process's place changes.
+"""A state that notifies its framework when this process's rank or world size changes.
 
-It relies on a state being bound whenever a generation begins, before the training function is called.
+It relies on ``bind`` being called whenever a generation begins, before the training function is called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["FollowingState", "numbered"]
 
 
 class FollowingState(TorchState):
-    """A :class:`TorchState` with ``rng="per_step"`` by default, seeded as the script is.
+    """A :class:`TorchState` with ``rng="per_step"`` by default, seeded like the script.
 
     Args:
         follow: called whenever this process's place may have changed.
@@ -36,5 +36,5 @@ class FollowingState(TorchState):
 
 
 def numbered(name: str, values: list[Any]) -> dict[str, Any]:
-    """Return the values by name: the first under the plain name, the others numbered."""
+    """Return the values by name. The first one gets the plain name, the others get a number."""
     return {name if not number else f"{name}_{number}": value for number, value in enumerate(values)}

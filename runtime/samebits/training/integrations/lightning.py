@@ -1,7 +1,7 @@
-"""Lightning's ``Fabric``, with the workers of this job as its processes.
+"""Lightning's ``Fabric``, whose processes are the workers of this job.
 
-Lightning asks its environment for a place and its strategy for a wrapper. Here the environment returns the seat's or
-the generation's place, and the strategy returns a DistributedDataParallel on the existing group.
+Lightning asks its environment for a rank and its strategy for a wrapper. Here, the environment returns the rank of the
+seat or the generation, and the strategy returns a DistributedDataParallel on the existing group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Fabric", "SameBitsStrategy"]
 
 
 class Fabric(lightning.fabric.Fabric):
-    """Lightning's Fabric, created after ``samebits.init()``; ``elastic_state()`` returns what the next step needs.
+    """Lightning's Fabric, created after ``samebits.init()``. ``elastic_state()`` returns the state to train with.
 
     A loader that shuffles, or has an :class:`samebits.ElasticSampler`, is a training loader: after a loss it continues
     in the middle of an epoch. All other loaders are Lightning's own. ``launch()`` starts no processes.

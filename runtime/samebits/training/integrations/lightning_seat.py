@@ -1,4 +1,4 @@
-"""Report this process's place to Lightning: the generation's, or the seat's before the first generation."""
+"""Give Lightning this process's rank: that of the generation or, before the first one, of its seat."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Seat(ClusterEnvironment):
         return 0
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Accept any ``devices`` and ``num_nodes``; they start nothing here."""
+        """Accept any ``devices`` and ``num_nodes``, because they start no processes here."""
 
 
 def seat() -> ClusterEnvironment:
@@ -62,7 +62,7 @@ def seat() -> ClusterEnvironment:
 
 
 def take_place(divided: Iterable[DistributedSampler[Any]] = ()) -> None:
-    """Adopt this process's place in Lightning's global rank and in ``divided``, the samplers that Lightning made."""
+    """Set this process's rank in Lightning, and in ``divided``, the samplers that Lightning has created."""
     place = _Seat()
     rank_zero_only.rank = place.global_rank()
     for sampler in divided:

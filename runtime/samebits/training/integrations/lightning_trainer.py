@@ -38,7 +38,7 @@ __all__ = ["Trainer", "TrainerStrategy"]
 
 
 class Trainer(LightningTrainer):
-    """Lightning's Trainer; ``fit()`` is the training function, and every optimizer step ends with a commit.
+    """Lightning's Trainer. ``fit()`` is the training function, and every optimizer step ends with a commit.
 
     A training loader that shuffles, or has an :class:`samebits.ElasticSampler`, continues in the middle of an epoch
     after a loss. ``on_train_start`` and ``on_train_epoch_start`` are then called again, and values that a module logs
@@ -79,7 +79,7 @@ class Trainer(LightningTrainer):
         self._signal_connector.register_signal_handlers = lambda: None
 
     def fit(self, *args: Any, ckpt_path: Any = None, **kwargs: Any) -> None:
-        """Train as Lightning does; a job resumes by itself.
+        """Train as Lightning does. After an interruption, the job resumes by itself.
 
         Raises:
             UsageError: ``ckpt_path`` is given, or no training loader has a position that can be saved.
@@ -205,7 +205,7 @@ class TrainerStrategy(DDPStrategy):
 
 
 class _Epochs(_FitLoop):
-    """Lightning's loop over epochs, able to begin in the middle of an epoch."""
+    """Lightning's loop over epochs, which can start in the middle of an epoch."""
 
     has_begun = False
 
@@ -226,7 +226,7 @@ class _Epochs(_FitLoop):
 
 
 class _Batches(_TrainingEpochLoop):
-    """Lightning's loop over an epoch's batches, able to begin in the middle; it commits before each batch."""
+    """Lightning's loop over an epoch's batches, which can start in the middle. It commits before each batch."""
 
     has_begun = False
     committed = 0  # in optimizer steps
@@ -252,10 +252,10 @@ class _Batches(_TrainingEpochLoop):
         super().advance(data_fetcher)
 
     def _broadcast_sigterm_tensor(self) -> None:
-        """Do nothing: a worker that must leave notifies the scheduler itself."""
+        """Do nothing, because a worker that must leave notifies the scheduler itself."""
 
     def commit(self) -> None:
-        """Commit the step with everything that followed from the step."""
+        """Commit the step together with everything that followed from it."""
         state, steps = self.trainer._elastic, self.global_step
         if state is not None and steps > self.committed:
             self.committed = steps
@@ -263,7 +263,7 @@ class _Batches(_TrainingEpochLoop):
 
 
 class _EpochLoader:
-    """Trainer's view of a loader over an :class:`ElasticSampler`; its length is that of a complete epoch."""
+    """The loader that Trainer sees, over an :class:`ElasticSampler`. Its length is that of a complete epoch."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.elastic_sampler, parts = elastic_parts(loader)
@@ -281,7 +281,7 @@ class _EpochLoader:
 
 
 class _Progress:
-    """The progress of Trainer, its callbacks and the data module: a Lightning checkpoint without the weights."""
+    """The progress of Trainer, its callbacks and the data module, in the form of a checkpoint without weights."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer

@@ -1,8 +1,8 @@
 """The worker's side of ``samebits.ray``: run a training function whose restore points are its own reports.
 
-The function is not ported: it creates its model and optimizer itself. So the state of ``elastic.run`` contains only the
-number of reports, the newest checkpoint's name, and the random number generators. After a loss, every rank calls the
-function again, and the function loads that checkpoint.
+The function is not changed: it creates its model and optimizer itself. The state of ``elastic.run`` therefore contains
+only the number of reports, the newest checkpoint's name, and the random number generators. After a loss, every rank
+calls the function again, and the function loads that checkpoint.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SCRIPT = "__ray_train_script__"
 
 
 class Session:
-    """One worker's calls of the training function.
+    """The session of one worker, whose training function may be called several times.
 
     Args:
         folder: the run's folder, which all hosts share.
@@ -59,11 +59,14 @@ class Session:
         self._generators: dict[str, Any] | None = None
 
     def begin(self) -> None:
-        """Keep the generators' states of the last report, before the start of the function draws from them."""
+        """Store the generators' states of the last report.
+
+        This must happen before the beginning of the function draws random numbers.
+        """
         self._generators = rng.capture() if self._state.reports else None
 
     def continue_generators(self) -> None:
-        """Restore the generators as they were at the last report; has an effect once in each call of the function."""
+        """Restore the generators as of the last report, once in each call of the function."""
         if self._generators is not None:
             rng.restore(self._generators)
             self._generators = None
@@ -79,7 +82,7 @@ class Session:
         return self.folder / self._state.latest if self._state.latest else None
 
     def report(self, metrics: Mapping[str, Any], source: Path | None) -> None:
-        """Keep a report and its checkpoint, and make them the restore point."""
+        """Store a report and its checkpoint, and make them the restore point."""
         state, rank = self._state, self.place().rank
         self._generators = None
         number = state.reports + 1
@@ -122,7 +125,7 @@ def _agree(flag: bool) -> bool:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a checkpoint's files into a folder, and make them durable."""
+    """Copy a checkpoint's files into a folder durably."""
     with durable.disk_errors(target, "copying the reported checkpoint"):
         target.mkdir(mode=durable.DIRECTORY_MODE, exist_ok=True)
         shutil.copytree(source, target, dirs_exist_ok=True)
@@ -133,7 +136,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def replace(partial: Path, target: Path) -> None:
-    """Give a complete checkpoint its name, replacing one that an abandoned report of the same number left."""
+    """Give a complete checkpoint its name. It replaces one that an abandoned report of the same number left."""
     with durable.disk_errors(target, "storing the reported checkpoint"):
         if target.exists():
             shutil.rmtree(target)
@@ -176,7 +179,7 @@ def prepare_data_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 def divided(loader: DataLoader[Any], rank: int, world_size: int, device: torch.device) -> DataLoader[Any]:
-    """Return a loader with this rank's samples, whose batches are on the device.
+    """Return a loader with this rank's samples that moves batches to the device.
 
     Raises:
         UsageError: the loader has a sampler of its own, or no batch size.
@@ -258,7 +261,7 @@ def _import_script(path: str) -> None:
 
 
 def run(plan: Mapping[str, Any], folder: Path, report_name: str) -> None:
-    """Take this process's seat, and run the training function that the plan names until it returns."""
+    """Take a seat, and run the training function that the plan names until it returns."""
     global _session
     context.init()
     function = imported(plan["module"], plan["function"], plan["path"])

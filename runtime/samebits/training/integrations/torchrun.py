@@ -76,13 +76,13 @@ class SchedulerKeeper(Protocol):
         """Whether a scheduler of the job may be started on this machine."""
 
     def link(self, job: str, *, is_up: bool) -> None:
-        """Note whether the job's scheduler can be reached."""
+        """Record whether the job's scheduler can be reached."""
 
     def stop_job(self, by: str) -> bool:
-        """End the job for all of its processes; return whether the scheduler received the request."""
+        """End the job for all of its processes, and return whether the scheduler received the request."""
 
     def record(self, text: str) -> bool:
-        """Record a decision in the job's history; return whether the scheduler received it."""
+        """Record a decision in the job's history, and return whether the scheduler received it."""
 
     def let_go(self) -> None:
         """Stop starting schedulers."""
@@ -95,7 +95,7 @@ class SchedulerKeeper(Protocol):
 
 
 class _EndsTorchrun(SystemExit):
-    """A base for torch's error classes that ends torchrun without a traceback and with this package's exit code."""
+    """Base class of errors that end torchrun without a traceback and with this package's exit code."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -107,7 +107,7 @@ class JobOverError(_EndsTorchrun, RendezvousClosedError):
 
 
 class NoSeatError(_EndsTorchrun, RendezvousConnectionError):
-    """No scheduler answers, or it refuses this agent."""
+    """No scheduler answers, or the scheduler refuses this agent."""
 
 
 class ReplacedError(_EndsTorchrun, RendezvousStateError):
@@ -195,7 +195,7 @@ def _address_in(endpoint: str) -> dict[str, str]:
 
 
 class SamebitsRendezvous(RendezvousHandler):
-    """One agent's seat, and its place in each generation.
+    """One agent's seat in the job, and its place in each generation.
 
     Args:
         parameters: the parameters of torchrun's command line.
@@ -229,7 +229,7 @@ class SamebitsRendezvous(RendezvousHandler):
         return self._parameters.run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for a place in the next generation; a standby agent waits here until it is needed.
+        """Wait for a place in the next generation. A standby agent waits here until it is needed.
 
         Raises:
             RendezvousError: no place is left for this agent.
@@ -253,7 +253,9 @@ class SamebitsRendezvous(RendezvousHandler):
             _raise(error)
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 if the generation is over, which makes torch's agent restart its workers; standbys do not count.
+        """Return 1 if the generation is over, which makes torch's agent restart its workers.
+
+        Standby agents do not count.
 
         Raises:
             RendezvousError: no place is left for this agent.
@@ -275,7 +277,10 @@ class SamebitsRendezvous(RendezvousHandler):
         self._stop_job(f"node {self._agent.node} has closed the rendezvous")
 
     def shutdown(self) -> bool:
-        """Give up the seat. The error that torch's agent ends with, if any, decides what this means for the job."""
+        """Leave the job.
+
+        The error with which torch's agent ends, if any, decides what this means for the job.
+        """
         if self._has_left:
             return True
         self._has_left = True
@@ -340,7 +345,7 @@ class SamebitsRendezvous(RendezvousHandler):
     # ---- the end
 
     def _leave_finished(self) -> None:
-        """Wait until the workers of all agents have finished, after those of this agent have."""
+        """After this agent's workers have finished, wait for those of all other agents."""
         agent, point = self._agent, Point(1, self._generation)
         try:
             agent.complete(point.generation, point.step, [Digest(point, FINAL, _FINISHED)])
@@ -353,7 +358,7 @@ class SamebitsRendezvous(RendezvousHandler):
         agent.leave(on_purpose=self._is_finished, text="its workers ended with status 0")
 
     def _leave_after(self, error: BaseException) -> None:
-        """Leave with the error that ended torch's agent.
+        """Leave the job with the error that ended torch's agent.
 
         If workers failed and no restart is left, the job ends on all nodes. If the agent itself failed, the node counts
         as lost, and a standby or a new agent can take its place.

@@ -1,8 +1,8 @@
-"""Training curves that return to earlier steps with the state: TensorBoard's, or a run's such as W&B's.
+"""Training curves that go back to earlier steps when the state does, for TensorBoard or runs such as W&B's.
 
-The training function is called again after every loss, when the state has the step to resume from. So one call at the
-top of the function is enough: it discards values of later steps and marks the place. Only rank 0 draws; a new rank 0
-continues the same files.
+The training function is called again after every loss, and the state then has the step to resume from. One call at the
+beginning of the function is therefore enough: it discards values of later steps and marks the step. Only rank 0 draws
+curves; a new rank 0 continues the same files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Run(Protocol):
 
 
 class TensorBoardCurves:
-    """A ``SummaryWriter`` whose curves return to earlier steps with the state.
+    """A ``SummaryWriter`` whose curves go back to earlier steps when the state does.
 
     ::
 
@@ -66,13 +66,13 @@ class TensorBoardCurves:
         self._recoveries += 1
 
     def add_scalar(self, tag: str, value: float) -> None:
-        """Draw one value at the state's step; call it after ``commit()``."""
+        """Draw one value at the state's step. Call this after ``commit()``."""
         if self._writer is not None:
             self._writer.add_scalar(tag, value, self._state.completed_steps)
 
 
 class RunCurves:
-    """A run such as W&B's that cannot discard values, so each value carries its step and recovery count.
+    """A run such as W&B's, which cannot discard values, so each value has its step and a recovery count.
 
     The step is a value of its own (``samebits/step``; ``run.define_metric("*", step_metric="samebits/step")`` makes it
     the x of all charts), because W&B drops values logged at a step below its last. ``samebits/recovery`` counts how

@@ -1,7 +1,7 @@
-"""A training loader whose position is the state's, for any framework that iterates it.
+"""A training loader whose position belongs to the state, for any framework that iterates over it.
 
 The loader itself records every batch with the sampler, before the step that uses it, and begins the next epoch after
-the last batch. So the training loop needs no code for the data position.
+the last batch. The training loop needs no code for the data position.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def is_for_training(loader: Any) -> bool:
 
 
 def elastic_parts(loader: DataLoader[Any]) -> tuple[ElasticSampler, dict[str, Any]]:
-    """Return the sampler of a training loader, made elastic if needed, and the other arguments to rebuild it."""
+    """Return the sampler of a training loader, made elastic if needed.
+
+    Also return the other arguments with which to rebuild the loader.
+    """
     sampler = loader.sampler
     if not isinstance(sampler, ElasticSampler):
         dataset: Any = loader.dataset

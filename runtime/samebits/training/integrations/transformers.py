@@ -38,7 +38,7 @@ _PROGRESS = (
 
 
 class Trainer(transformers.Trainer):
-    """Transformers' Trainer; ``train()`` is the training function, and every optimizer step ends with a commit.
+    """Transformers' Trainer. ``train()`` is the training function, and every optimizer step ends with a commit.
 
     Create ``TrainingArguments`` after ``samebits.init()``. An evaluation or a log line that a loss interrupts is not
     repeated; the next logged loss is the average since then.
@@ -62,7 +62,7 @@ class Trainer(transformers.Trainer):
         self.add_callback(_Commits(self))
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Create our Accelerator the way Transformers creates its own."""
+        """Create our Accelerator in the way in which Transformers creates its own."""
         with place_found():
             super().create_accelerator_and_postprocess()
         self.accelerator.__class__ = Accelerator  # it has the same attributes
@@ -124,7 +124,7 @@ class Trainer(transformers.Trainer):
         """Do nothing: the state restores random numbers."""
 
     def _begin_again(self) -> None:
-        """Reset what Trainer keeps besides its state to its value at the commit."""
+        """Reset what Trainer stores outside its state to the value at the commit."""
         self._tr_loss = torch.tensor(0.0, device=self.args.device)
         self._globalstep_last_logged = self.state.global_step
         self.state.is_world_process_zero = self.is_world_process_zero()
@@ -160,7 +160,7 @@ class _Progress:
 
 
 class _ProgressHandler(StateHandler):
-    """Handles Trainer's log and operation count, which are updated after the commit of their step and lost with it."""
+    """Handler for Trainer's log and operation count, which change after the commit and are lost with a process."""
 
     records = ("log_history", "total_flos")
 
@@ -182,7 +182,7 @@ class _Commits(transformers.TrainerCallback):
 
 @contextlib.contextmanager
 def _no_batch_skipped() -> Iterator[None]:
-    """Disable Trainer's batch skipping: the sampler is already at the commit's position."""
+    """Disable Trainer's batch skipping, because the sampler is already at the commit's position."""
     before = transformers_trainer.skip_first_batches
     transformers_trainer.skip_first_batches = lambda loader, _: loader
     try:

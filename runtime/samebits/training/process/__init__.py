@@ -1,1 +1,1 @@
-"""This process's part in the job: the context behind ``samebits.init()``, its signals, numerics and exit status."""
+"""This process as a member of the job: ``samebits.init()``, signals, numerics and exit status."""

@@ -1,4 +1,4 @@
-"""Keep what torch.compile produces in a folder, so that later processes need not compile again.
+"""Store what torch.compile produces in a folder, so that later processes need not compile again.
 
 The folder's name depends on everything that compiled code depends on. If the cache cannot be used, a warning is logged
 and training continues without it.
@@ -106,7 +106,10 @@ def keep_compiled_code(settings: Settings, device: torch.device, *, prunes: bool
 
 
 def _choose_operators(op_compile: str, device: torch.device) -> None:
-    """Set torch_npu's compile mode; CANN reads the location of its cache when the device is first used."""
+    """Set torch_npu's compile mode.
+
+    CANN reads the location of its cache when the device is first used.
+    """
     if device.type != "npu":
         log.warn(f"OP_COMPILE={op_compile} applies only to Ascend; this process trains on {device.type}. Fix: unset it")
         return
@@ -114,7 +117,7 @@ def _choose_operators(op_compile: str, device: torch.device) -> None:
 
 
 def _version(device: torch.device) -> list[str]:
-    """Return everything that compiled code depends on and that its own keys may not contain, torch's version first."""
+    """Return everything that affects compiled code but may be missing in its own cache keys; torch's version first."""
     chip = platform.processor() or platform.machine()
     if device.type == "cuda":
         chip = f"{torch.cuda.get_device_name(device)} {torch.version.cuda}"

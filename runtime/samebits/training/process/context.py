@@ -1,8 +1,8 @@
-"""This process's place in the job: the package's only global object, created by ``samebits.init()``.
+"""This process's membership in the job: the package's only global object, created by ``samebits.init()``.
 
-In the scheduler's role, ``init()`` serves and ends the process. In a worker, it waits for a seat, installs a process
-group of one, and hooks into the process's exit. The reason for any exit is reported to the scheduler. SameBits' own
-errors are printed as one sentence, with their exit status, instead of a traceback.
+In the scheduler's role, ``init()`` serves until the job is over and then ends the process. In a worker, it waits for a
+seat, installs a process group of one rank, and observes how the process exits. The reason for any exit is reported to
+the scheduler. SameBits' own errors are printed as one sentence, with their exit status, instead of a traceback.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Worker:
 
     @contextlib.contextmanager
     def trains(self) -> Iterator[None]:
-        """Run the training function inside the block, and record the exit status if the function ends the program."""
+        """Context manager for the training function, which records the exit status if the function ends the program."""
         try:
             yield
         except SystemExit as error:
@@ -134,12 +134,12 @@ class Worker:
     def end_unneeded_spare(self) -> None:
         """End this process if training is finished and it has no rank, because scripts save and print by rank."""
         if self.is_over and self.admitted.slot is None:
-            log.say("this spare was not needed: it ends without the rest of the script")
+            log.say("this spare was not needed: it exits without running the rest of the script")
             self.ending.exit_status.note(0)
             sys.exit(0)
 
     def settle(self) -> None:
-        """Wait, for a bounded time, for collectives in gloo's threads."""
+        """Wait for collectives in gloo's threads, up to a time limit."""
         if self.group is not None:
             self.group.settle(SETTLE_S)
 
@@ -160,7 +160,7 @@ class Worker:
         gloo.close_copies(endpoints)
 
     def publish_place(self) -> None:
-        """Set RANK, WORLD_SIZE and the LOCAL_ variables as torchrun does; unset them in a spare without a place."""
+        """Set RANK, WORLD_SIZE and the LOCAL_ variables as torchrun does, or unset them in a spare."""
         if (place := self.generation) is not None:
             local_rank = device.local_rank(self.device, place.local_rank)
             config.publish_place(place.rank, local_rank, place.world_size, place.local_world_size)
@@ -177,7 +177,7 @@ class Worker:
 
     @contextlib.contextmanager
     def stands_in(self) -> Iterator[None]:
-        """Set a spare's rank variables inside the block, with an unused rank, for libraries that need them."""
+        """Context manager that sets a spare's rank variables to an unused rank, for libraries that need them."""
         self._publish_seat()
         try:
             yield
@@ -186,12 +186,17 @@ class Worker:
 
     @property
     def seat(self) -> tuple[int, int]:
-        """The rank and world size of this seat; a spare's rank is its node's number, or one beyond all ranks."""
+        """The rank and world size of this seat.
+
+        The rank of a spare is its node's number, or a number beyond all ranks.
+        """
         slot, world_size = self.admitted.slot, self.admitted.world_size
         return max(world_size, _index(None, self.agent.node)) if slot is None else slot, world_size
 
     def take_seat_again(self) -> None:
-        """Register under a new session after another node took this slot; this may wait like a newly started process.
+        """Register under a new session after another node has taken this slot.
+
+        This may wait like a newly started process.
 
         Raises:
             SameBitsError: no seat is left; the message gives the reason.
@@ -210,7 +215,7 @@ class Worker:
             self.agent.watch_device(watched)
 
     def take_next_group(self, place: RankPosition) -> NextGroup:
-        """Return the group for this place, and begin it now unless it has begun already."""
+        """Return the group for this place, and start to form it unless it was already started."""
         next_group, self.next_group = self.next_group, None
         if next_group is not None and next_group.place == place:
             return next_group
@@ -271,7 +276,7 @@ def init() -> None:
 
 
 def _refuse_in_a_child() -> None:
-    """Raise in a child of a worker, which would take that worker's seat with its inherited environment.
+    """Raise in a child of a worker, which would take that worker's seat because it inherits the environment.
 
     With spawn, and with forkserver, the default since Python 3.14, every child imports the script again and runs its
     top-level code.
@@ -363,7 +368,7 @@ def _view(settings: Settings, chosen: torch.device, note: Callable[[int], None] 
 
 
 def _reserve(settings: Settings, preferred: torch.device) -> torch.device | None:
-    """Reserve a device before this process takes a seat, so that no process without a device becomes a member."""
+    """Reserve a device before this process asks for a seat, so that no member is without a device."""
     if preferred.type == "cpu":
         return None
     backend = device.backend_of(preferred, settings.collective_backend)
@@ -372,7 +377,7 @@ def _reserve(settings: Settings, preferred: torch.device) -> torch.device | None
 
 
 def _memory_note(settings: Settings, node: str) -> Path:
-    """Return the path at which a node and its replacements record how much device memory they hold."""
+    """Return the path where a node and its replacements record how much device memory they use."""
     return settings.log_dir / f"memory_{root_of(node)}.json"
 
 
@@ -383,7 +388,7 @@ def _say_seated(agent: Agent, admitted: Admitted) -> None:
 
 
 def _prepare(settings: Settings, kind: str, info: bytes) -> tuple[Group | None, NextGroup | None]:
-    """Do everything that needs no seat before asking for one, since other ranks may wait afterwards."""
+    """Do everything that needs no seat before asking for one, because other ranks may wait afterwards."""
     if not settings.enable_recovery:
         return None, None
     ddp.install()
@@ -421,7 +426,7 @@ def current(call: str) -> Worker:
 
 
 def side_of_training() -> str:
-    """Return ``after`` once training has finished, else ``before``, for messages about calls outside training."""
+    """Return ``after`` if training has finished, otherwise ``before``, for messages about calls outside training."""
     return "after" if _process is not None and _process.is_over else "before"
 
 
@@ -438,8 +443,8 @@ def get_rank() -> int:
         return process.generation.rank
     if process.admitted.slot is None:
         raise UsageError(
-            f"{calling_place()}: samebits.get_rank() in a spare, which has no rank yet. Fix: call it inside the "
-            "function that elastic.run calls, or check samebits.is_spare() first"
+            f"{calling_place()}: samebits.get_rank() was called in a spare, which has no rank yet. Fix: call it "
+            "inside the function that elastic.run calls, or check samebits.is_spare() first"
         )
     return process.admitted.slot
 
@@ -477,9 +482,9 @@ def is_spare() -> bool:
 
 
 def _index(slot: int | None, node: str) -> int:
-    """Return a process's index on its host, assuming a single host. A device's index is this modulo the device count.
+    """Return a process's index on its host, assuming a single host. Its device is this index modulo the device count.
 
-    A spare's index is its node's number. A replacement's index is that of the first node of its line.
+    A spare's index is its node's number. A replacement's index is that of the node that it replaces.
     """
     first = root_of(node)
     if slot is not None and first == node:
@@ -500,11 +505,11 @@ def _record_for_torchrun(error: BaseException, traceback: TracebackType | None) 
 
 
 class _Ending:
-    """Determines how this process ended, and reports it to the scheduler.
+    """Determines how this process has ended, and reports it to the scheduler.
 
-    An end with status 0 counts as intended. After a ``raise SystemExit`` the status is unknown. It then counts as 0 if
-    training has finished, or with ``ENABLE_RECOVERY=0``, where a script may train in its own way. Otherwise the worker
-    counts as failed.
+    Status 0 counts as an intended end. After a ``raise SystemExit``, the status is unknown. It counts as 0 if training
+    has finished, or with ``ENABLE_RECOVERY=0``, where a script may train in its own way. Otherwise, the worker counts
+    as failed.
 
     Attributes:
         agent: reports the end; None until a seat is requested.
@@ -530,7 +535,7 @@ class _Ending:
         self._has_left = False
 
     def install(self) -> None:
-        """Hook into every way the interpreter can end: an uncaught exception, an exit, the end of the program."""
+        """Observe all ways in which the interpreter can end: an uncaught exception, an exit, the end of the program."""
         self._previous_hook = sys.excepthook
         sys.excepthook = self._uncaught
         watch_threads(self._thread_ended)
@@ -574,7 +579,7 @@ class _Ending:
             self.agent.verdict(OWN_ERROR_GRACE_S)
 
     def _exit_at_once(self, status: int) -> NoReturn:
-        """Replace ``os._exit`` to report the status first, since it skips ``atexit`` functions."""
+        """Replacement for ``os._exit``, which skips ``atexit`` functions; reports the exit status first."""
         is_main = os.getpid() == self._pid and threading.current_thread() is threading.main_thread()
         if is_main and self.agent is not None and not self._has_left:
             has_done_its_part = status == 0 and (self.is_through or not self.recovers)
@@ -619,14 +624,14 @@ class _Ending:
             os._exit(self._status)
 
     def _trained_alone(self) -> bool:
-        """Return whether the program ended without running the job's training."""
+        """Return whether the program has ended without running the job's training."""
         process = _process
         if process is None or not self.recovers or self.is_through or self.departure.has_left:
             return False
         return process.admitted.finished is None
 
     def _judge(self) -> str:
-        """Set the status of a program that ended without an error, and return a description."""
+        """Set the status of a program that has ended without an error, and return a description."""
         found = self.exit_status.find()
         if found == 0 and self.recovers and _process is not None and _process.has_trained and not self.is_through:
             self._status = UntrainedError.exit_code

@@ -1,7 +1,7 @@
 """Read this process's device memory in the training thread, for the thread that checks the device's health.
 
-Only the training thread calls the driver, rarely and at commits, and leaves the figures for the other thread. So a
-driver that hangs stops only the thread that it would stop anyway. The figures are also written to LOG_DIR, for the
+Only the training thread calls the driver, rarely and at commits, and stores the numbers for the other thread. If a
+driver hangs, it stops only the thread that it would stop anyway. The numbers are also written to LOG_DIR for the
 process that replaces this one, because the driver frees a killed process's memory late.
 """
 
@@ -38,7 +38,7 @@ class HeldMemory(msgspec.Struct, frozen=True):
 
 
 def wait_for_memory(path: Path, job: str, host: str, device: torch.device, within_s: float = FREED_WITHIN_S) -> float:
-    """Wait until the device memory that the predecessor held is free; return the seconds waited.
+    """Wait until the device memory of the previous process is free, and return the seconds waited.
 
     Args:
         path: the predecessor's note; without a note about this job, host and device, return at once.
@@ -72,7 +72,7 @@ def wait_for_memory(path: Path, job: str, host: str, device: torch.device, withi
 
 
 class DeviceView:
-    """The memory figures of one process's device.
+    """Reads the memory usage of one process's device.
 
     Args:
         device: the device.
@@ -98,7 +98,7 @@ class DeviceView:
 
     @staticmethod
     def noting(path: Path, job: str, host: str, device: torch.device) -> Callable[[int], None]:
-        """Return a function that writes the note for :func:`wait_for_memory`, or warns if it cannot be written."""
+        """Return a function that writes the note for :func:`wait_for_memory`, and warns if that fails."""
 
         def note(held_bytes: int) -> None:
             try:
@@ -110,7 +110,7 @@ class DeviceView:
         return note
 
     def watched(self) -> WatchedDevice | None:
-        """Return what the health check needs; None if the device is not an accelerator."""
+        """Return what the health check needs, or None if the device is not an accelerator."""
         if self._device.type == "cpu":
             return None
         return WatchedDevice(str(self._device), self._uuid(), self._place(), lambda: self._memory)
@@ -134,14 +134,14 @@ class DeviceView:
             self._note(held)
 
     def _uuid(self) -> str:
-        """Return NVIDIA's UUID of the device as nvidia-smi prints it; "" if torch does not report one."""
+        """Return NVIDIA's UUID of the device as nvidia-smi prints it, or "" if torch does not report one."""
         if self._device.type != "cuda":
             return ""
         found = getattr(torch.cuda.get_device_properties(self._device), "uuid", None)
         return f"GPU-{found}" if found is not None else ""
 
     def _place(self) -> int | None:
-        """Return the device's index in ``npu-smi info``, resolving ASCEND_RT_VISIBLE_DEVICES."""
+        """Return the device's index in ``npu-smi info``, which depends on ASCEND_RT_VISIBLE_DEVICES."""
         index = self._device.index or 0
         if self._device.type != "npu":
             return None

@@ -1,7 +1,7 @@
-"""Find, in ``atexit``, the status with which this process's program ended.
+"""Find out, in ``atexit``, with which status this process's program has ended.
 
-Python reports a SystemExit that reaches the top level to no hook, and discards it before ``atexit`` functions run. So
-the script's own frame is kept, which shows whether the script returned.
+Python calls no hook for a SystemExit that reaches the top level, and discards it before ``atexit`` functions run. The
+script's own frame is therefore stored; it shows whether the script has returned.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ExitStatus:
             self._noted = code if isinstance(code, int) else 0 if code is None else 1  # as Python does
 
     def find(self) -> int | None:
-        """Return the status, or None if it is unknown; call this only after the program ended without an error."""
+        """Return the status, or None if it is unknown. Call this only after the program has ended without an error."""
         script = self._script
         if script is None or script in _outwards(sys._getframe()):  # atexit functions were called directly
             return self._noted or 0
@@ -73,7 +73,7 @@ class ExitStatus:
 
 
 def _frame_of_script() -> FrameType | None:
-    """Return the outermost frame that runs ``__main__`` itself; None if Python is embedded."""
+    """Return the outermost frame that runs ``__main__`` itself, or None if Python is embedded."""
     names = vars(sys.modules["__main__"])
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     frames = [one for one in _outwards(frame) if one.f_globals is names and one.f_code.co_name == "<module>"]
@@ -97,7 +97,7 @@ def last_words(kind: type[BaseException], error: BaseException, traceback: Trace
 
 
 def own_words(error: BaseException, place: str) -> str:
-    """Return this package's own error as one line that begins with a place of the script, such as ``train.py:88``."""
+    """Return a SameBits error as one line that begins with a line of the script, such as ``train.py:88``."""
     text = " ".join(str(error).split())
     return (text if _BEGINS_WITH_PLACE.match(text) else f"{place}: {text}")[:MOST_CHARS]
 
@@ -108,7 +108,7 @@ def named(error: BaseException) -> str:
 
 
 def watch_threads(tell: Callable[[str], None]) -> None:
-    """Call ``tell`` with one printable line for every thread that ends with an exception."""
+    """Call ``tell`` with one line for every thread that ends with an exception."""
     before = threading.excepthook
 
     def hook(ended: threading.ExceptHookArgs) -> None:

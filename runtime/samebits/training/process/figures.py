@@ -1,7 +1,6 @@
 """``samebits.report(queue=…)``: numbers measured by a script, used for autoscaling.
 
-The newest number under each name is kept here and sent with the next heartbeat, so even frequent reports cost a step
-nothing.
+The newest number of each name is stored and sent with the next heartbeat, so even frequent reports do not slow a step.
 """
 
 from __future__ import annotations
@@ -54,6 +53,7 @@ def report(**figures: Any) -> None:
         known[name] = Figure(name, value)
     if len(known) > MOST:
         raise UsageError(
-            f"samebits.report: {len(known)} names, at most {MOST}. Fix: report only figures that decide the job's size"
+            f"samebits.report: found {len(known)} names, expected at most {MOST}. Fix: report only figures that "
+            "decide the job's size"
         )
     agent.figures = tuple(known.values())

@@ -26,7 +26,7 @@ __all__ = ["Forking"]
 
 
 class Forking:
-    """Fork handling for this process, after ``install``.
+    """Handles forks of this process after ``install()``.
 
     Args:
         settle: waits, for a bounded time, until this process's other threads hold no lock that a child would need.
@@ -49,7 +49,7 @@ class Forking:
             self._settle()
 
     def _begin(self) -> None:
-        """Tie a multiprocessing child to its parent before the child's own work."""
+        """Make the kernel end a multiprocessing child with its parent, before the child does its own work."""
         parent = multiprocessing.parent_process()
         if not multiprocessing.current_process().daemon or threading.get_ident() != self._main_thread:
             return

@@ -150,7 +150,7 @@ def _key(name: str, key: str) -> bytes:
     packed = key.encode(errors="surrogatepass") if isinstance(key, str) else b""
     if not 0 < len(packed) <= MAX_KEY_BYTES:
         raise UsageError(
-            f"samebits.kv.{name}({str(key)[:80]!r}…): a key has 1 to {MAX_KEY_BYTES} bytes, this one "
+            f"samebits.kv.{name}({str(key)[:80]!r}…): a key must have 1 to {MAX_KEY_BYTES} bytes, found "
             f"{len(packed)}. Fix: use another key"
         )
     return packed
@@ -160,7 +160,7 @@ def _version(name: str, version: int | None) -> int:
     if version is None:
         return 0
     if not isinstance(version, int) or not 0 <= version < 2**63:
-        raise UsageError(f"samebits.kv.{name}(…, {version!r}): a version is what an earlier call returned, or 0")
+        raise UsageError(f"samebits.kv.{name}(…, {version!r}): expected a version that an earlier call returned, or 0")
     return version
 
 

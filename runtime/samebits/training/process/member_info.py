@@ -1,4 +1,4 @@
-"""The information that each member of a generation sends to all others when they meet, in addition to addresses."""
+"""What each member of a generation sends to all others when they meet, in addition to addresses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["MemberInfo", "own_info"]
 
 
 class MemberInfo(Value, frozen=True, tag=1):
-    """The information about one process.
+    """What one process sends to the other members.
 
     Attributes:
         copies: where its writer receives other ranks' points, a ``net.copies.BuddyAddress`` as text; empty if it

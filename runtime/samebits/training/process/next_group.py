@@ -1,8 +1,8 @@
-"""Start forming the next generation's group before this rank knows its place in the generation.
+"""Start forming the next generation's group before this rank knows its place in it.
 
-In a world of fixed size, a rank is its slot, and a node with a numeric id has that slot, as does its replacement. So
-the costly half of forming a group (its thread, its listening socket, its address blob) is done while the process waits
-anyway. The rank's part of the address map then travels with its join, and the complete map arrives together with the
+In a world of fixed size, a rank equals its slot, and a node with a numeric ID, or its replacement, has that slot. The
+slow half of forming a group (its thread, its listening socket, its address) is therefore done while the process waits
+anyway. The rank's address then travels with its join message, and the complete address map arrives together with the
 rank's place.
 """
 
@@ -30,7 +30,7 @@ __all__ = ["NextGroup", "NextGroups", "join_plain_group", "likely_place"]
 
 
 def likely_place(settings: Settings) -> RankPosition | None:
-    """Return this process's place in the next generation if its node id, or its line's, determines it, else None."""
+    """Return this process's place in the next generation if its node ID determines it, otherwise None."""
     first = root_of(settings.node_id or "")
     if not first.isdecimal() or int(first) >= settings.worker_num:
         return None
@@ -38,7 +38,7 @@ def likely_place(settings: Settings) -> RankPosition | None:
 
 
 class NextGroup:
-    """A group that has begun to connect, and the exchange it waits in.
+    """A group that has started to connect, and the exchange in which it waits.
 
     Args:
         settings: this worker's settings.
@@ -77,7 +77,10 @@ class NextGroup:
         return self._blob.result()
 
     def begins(self, generation: GenerationStarted, agent: Agent) -> Group:
-        """Bind the group to a generation whose address map ``agent`` has or will get; return the group to be formed."""
+        """Assign the group to a generation, and return the group to be formed.
+
+        ``agent`` has the generation's address map, or will receive it.
+        """
         self._agent = agent
         if self.group.breaker.release(self._generation):
             self.group.breaker.name = f"generation {generation.generation}"
@@ -97,7 +100,7 @@ class NextGroup:
 
 
 class NextGroups:
-    """The groups that were begun during one wait for a generation, one for each place that was offered.
+    """The groups that were started during one wait for a generation, one for each place that was offered.
 
     A place may be offered, replaced by a different one, and offered again. The other ranks may then have the address
     that was sent when the place was first offered, so the group with this address is kept until the generation begins.
@@ -115,7 +118,7 @@ class NextGroups:
         self._begun: dict[RankPosition, NextGroup] = {}
 
     def offer(self, place: RankPosition) -> None:
-        """Begin the group for this place, unless it has begun already."""
+        """Start the group for this place, unless it was already started."""
         if place not in self._begun:
             self._begun[place] = self._begin(place)
         self.present = self._begun[place]

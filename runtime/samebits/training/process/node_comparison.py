@@ -1,9 +1,10 @@
-"""Compare the nodes before the first generation: the time they take for equal work, and sums that pairs compute.
+"""Compare the nodes before the first generation: their times for equal work, and sums that pairs compute.
 
-The nodes exchange figures over the scheduler's keys; ``core.watch.node_check`` decides which nodes are bad. The nodes
-with the lowest slots read all figures. Each of them derives which nodes to pair next, and the first to write its plan
-decides for all. So no single node is indispensable, and all nodes follow the same plan. Each wait is bounded, and each
-node deletes the keys it wrote. A node that still waits for a deleted key finds the verdict, which is kept.
+The nodes exchange their results through the scheduler's keys, and ``core.watch.node_check`` decides which nodes are
+bad. The nodes with the lowest slots read all results. Each of them decides which nodes to pair next, and the first to
+write its plan decides for all, so no single node is indispensable and all nodes follow the same plan. Each wait is
+bounded, and each node deletes the keys that it wrote. A node that still waits for a deleted key finds the verdict,
+which is kept.
 """
 
 from __future__ import annotations
@@ -99,7 +100,10 @@ def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.
 
 
 def _slot_of(admitted: Admitted, node: str) -> int | None:
-    """Return the node's slot, or that of the first node of its line: a replacement on the same machine is no better."""
+    """Return the node's slot.
+
+    A replacement has the slot of the node that it replaces, because it runs on the same machine.
+    """
     if admitted.slot is not None or not number_of(node):
         return admitted.slot
     return int(root_of(node))
@@ -115,12 +119,12 @@ class _Check:
         self._term = _ANY  # the term of the scheduler that stores the keys
 
     def verdict(self) -> NodeCheckPlan | None:
-        """Return the verdict of an earlier process or of the other nodes, if there is one."""
+        """Return the verdict of an earlier process or of the other nodes, or None."""
         answer = self._call("last", KeyOp.GET)
         return self._plan("last", answer) if answer.outcome is KeyOutcome.DONE else None
 
     def run(self, figures: NodeTimings) -> NodeCheckPlan:
-        """Take part until there is a verdict, and return it; delete this node's other keys."""
+        """Take part until there is a verdict, return it, and delete this node's other keys."""
         self._term = self._call("last", KeyOp.GET).term
         try:
             return self._run(figures)
@@ -159,7 +163,7 @@ class _Check:
         raise KeyValueError(f"{MOST_PLANS} rounds led to no verdict")
 
     def _end(self, plan: NodeCheckPlan) -> NodeCheckPlan:
-        """Write this plan as the verdict unless there is one already; return the verdict."""
+        """Write this plan as the verdict unless there is one already, and return the verdict."""
         if self.put("last", plan, KeyOp.COMPARE_AND_SET) is KeyOutcome.DONE and plan.said:
             self._agent.report_anomaly(0, f"pre-flight: {'; '.join(plan.said)}")
         return self.verdict() or plan
@@ -213,7 +217,7 @@ class _Check:
     def _plan(self, name: str, answer: KeyAnswer) -> NodeCheckPlan:
         plan = _decoded(name, answer, NodeCheckPlan)
         if not plan.is_sound(self._world_size):
-            raise KeyValueError(f"what another node wrote under {name} names nodes that do not exist")
+            raise KeyValueError(f"the value that another node wrote under {name} names nodes that do not exist")
         return plan
 
     def _wait(self, name: str, until_s: float) -> KeyAnswer:
@@ -242,7 +246,7 @@ class _Check:
 
 
 class _DecidedError(Exception):
-    """Raised when the verdict was written while this node waited for a key."""
+    """The verdict was written while this node waited for a key."""
 
     def __init__(self, plan: NodeCheckPlan) -> None:
         super().__init__()
@@ -250,11 +254,11 @@ class _DecidedError(Exception):
 
 
 class _SchedulerLostError(Exception):
-    """Raised when a scheduler other than the one at the beginning answers."""
+    """A different scheduler than at the beginning has answered."""
 
 
 class _Meeting:
-    """The exchange of addresses between the two nodes of a pair; implements :class:`.Exchange`."""
+    """The exchange of addresses between the two nodes of a pair. Implements :class:`.Exchange`."""
 
     def __init__(self, check: _Check, name: str, pair: Pair, slot: int) -> None:
         self.is_over = False
@@ -273,7 +277,7 @@ class _Meeting:
 
 
 def added_up(device: torch.device, rank: int) -> Sum:
-    """Add up numbers with a known sum in the default group of two."""
+    """Compute a sum with a known result in the default group of two ranks."""
     numbers = torch.arange(NUMBERS, dtype=torch.int64) % 1021
     own, expected = (numbers + rank).to(device, torch.float32), 2 * numbers + 1
     fastest_s = math.inf

@@ -1,8 +1,8 @@
-"""Describe everything about a process that changes the bits of its results, as text that processes can compare.
+"""Describe everything about a process that affects the bits of its results, as text that processes can compare.
 
-A different number of threads, instruction set, type of accelerator or precision switch changes the bits of the same
-step, without an error. So each of these is listed with its value, and ``core.rounds.rendezvous`` compares the lists.
-Only the number of threads is set here, if the user has not chosen one.
+A different number of threads, instruction set, type of accelerator or precision setting changes the bits of the same
+step without an error. Each of these is therefore listed with its value, and ``core.rounds.rendezvous`` compares the
+lists. This module only sets the number of threads, if the user has not chosen one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 def settle_threads(workers: int, *, at_any_size: bool = False) -> bool:
     """Use one thread if the job has several workers and the user has set no number; return whether it was set.
 
-    Otherwise each worker of a host would use all of its cores, and eight workers on two cores train about twenty times
-    slower. ``samebits run`` and torchrun set one thread as well. A share of the cores would be faster on a large host,
-    but a replacement on another host, or beside fewer workers, would derive a different number and compute different
-    bits. A number that the script set before this call is kept.
+    Otherwise, each worker of a host would use all of its cores, and eight workers on two cores would train about twenty
+    times slower. ``samebits run`` and torchrun set one thread as well. Dividing the cores among workers would be faster
+    on a large host, but a replacement on another host, or beside fewer workers, would get a different number and
+    compute different bits. A number that the script has set before this call is not changed.
 
     Args:
         workers: the number of workers with which the job starts.
@@ -51,15 +51,15 @@ def settle_threads(workers: int, *, at_any_size: bool = False) -> bool:
 
 
 def _physical(cores: set[int]) -> int:
-    """Return the number of physical cores among these, without hyperthreads: MKL's default number of threads."""
+    """Return the number of physical cores among these, which is MKL's default number of threads."""
     lists = (_TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list" for core in cores)
     return len({path.read_text() for path in lists if path.exists()}) or len(cores)
 
 
 def describe(device: torch.device) -> tuple[tuple[str, str], ...]:
-    """Return names and values, in a fixed order, of everything that decides the bits computed on ``device``.
+    """Return names and values, in a fixed order, of everything that affects the bits computed on ``device``.
 
-    Call it after the script has set its threads and flags. The number of inter-op threads is left out, since it only
+    Call it after the script has set its threads and flags. The number of inter-op threads is left out, because it only
     limits how many operations run concurrently.
     """
     mkldnn: Any = torch.backends.mkldnn  # creates its attributes dynamically
@@ -86,7 +86,7 @@ def describe(device: torch.device) -> tuple[tuple[str, str], ...]:
 
 
 def _flushes_denormals() -> str:
-    """Return whether this thread rounds denormal numbers to zero; torch can set this but not report it."""
+    """Return whether this thread rounds denormal numbers to zero. torch can set this but not report it."""
     half = torch.full((1,), torch.finfo(torch.float32).tiny) / 2
     return str(half.item() == 0.0)
 

@@ -30,7 +30,7 @@ _PART = 1 << 20
 
 
 def write_and_read(folder: Path) -> float:
-    """Return the durable write speed in MB/s of the folder, or of its nearest existing parent.
+    """Measure the durable write speed of the folder, or of its nearest existing parent, in MB/s.
 
     Raises:
         StoreError: the folder cannot be written, or the data read differs from the data written.
@@ -101,7 +101,10 @@ def of_host(settings: Settings) -> Iterator[CheckResult]:
 
 
 def looks(devices: Sequence[torch.device], folder: Path | str) -> Iterator[CheckResult]:
-    """Check devices, their memory, the vendor tool's report, and the folder's disk; each takes one or two seconds."""
+    """Check devices, their memory, the vendor tool's report, and the folder's disk.
+
+    Each check takes one or two seconds.
+    """
     for device in devices:
         yield products(device)
         yield memory(device)
@@ -157,7 +160,7 @@ def memory(device: torch.device) -> CheckResult:
 
 
 def figures(found: Iterable[CheckResult]) -> NodeTimings:
-    """Return the seconds that the device, its memory and the disk took, for :mod:`.node_check`."""
+    """Return how many seconds the device, its memory and the disk took, for :mod:`.node_check`."""
     took_s = {one.what.rpartition(" ")[2]: one.took_s for one in found}
     return NodeTimings(took_s["computes"], took_s["memory"], took_s.get("disk", 0.0))
 

@@ -36,7 +36,7 @@ class SigtermStage(enum.Enum):
 
 
 class Departure:
-    """Records whether this process was asked to leave, and makes it leave.
+    """Records whether this process was asked to leave, and makes it leave at a suitable moment.
 
     A handler that the script set before ``samebits.init()`` is called too: when the process leaves, or, outside
     ``elastic.run``, in place of this handler. A handler that is set later replaces this one.
@@ -68,7 +68,10 @@ class Departure:
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
-        """Mark the block as a wait, during which there is no step to finish."""
+        """Context manager for a wait, during which there is no step to finish.
+
+        The process may therefore leave at once.
+        """
         self.stage = SigtermStage.WAITING
         self.obey()
         try:
@@ -77,14 +80,14 @@ class Departure:
             self.stage = SigtermStage.TRAINING
 
     def obey(self) -> None:
-        """Leave if the process was asked to; call this where no other rank waits for this one."""
+        """Leave if the process was asked to. Call this where no other rank waits for this one."""
         if self._was_asked:
             self._leave()
 
     def obey_behind(self, error: Exception) -> None:
         """Leave if the error is only a consequence of the request to leave.
 
-        Stopping a container sends SIGTERM to all of its processes, including a loader's workers, and the loader's error
+        Stopping a container sends SIGTERM to all of its processes, including a loader's workers, so the loader's error
         may be raised before this process's own signal arrives.
         """
         if type(error) is not RuntimeError or not _LOADER_ENDED.match(str(error)):

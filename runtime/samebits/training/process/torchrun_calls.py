@@ -1,6 +1,6 @@
 """Replace four functions of ``torch.distributed`` for scripts that were written for torchrun.
 
-The functions create and destroy the default group, and return rank and world size. With recovery on, the runtime owns
+These functions create and destroy the default group, and return rank and world size. With recovery on, SameBits owns
 the group, so creating or destroying it has no effect. Until the first generation the group has one member, and a script
 that asks for its rank gets its seat's rank.
 """
@@ -36,7 +36,7 @@ class TorchrunCalls:
         self._said: set[str] = set()
 
     def install(self) -> None:
-        """Install the replacements; calls from inside torch still reach torch's own functions."""
+        """Install the replacements. Calls from inside torch still reach torch's own functions."""
         c10d = distributed_c10d
         for original, ours, places in (
             (c10d.init_process_group, self._init_process_group(c10d.init_process_group), (dist, c10d)),

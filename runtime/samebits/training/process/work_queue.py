@@ -64,8 +64,8 @@ class WorkQueue:
         packed = name.encode(errors="surrogatepass") if isinstance(name, str) else b""
         if not 0 < len(packed) <= MOST_NAME_BYTES:
             raise UsageError(
-                f"samebits.WorkQueue({str(name)[:80]!r}): a name has 1 to {MOST_NAME_BYTES} bytes. Fix: use another "
-                "name"
+                f"samebits.WorkQueue({str(name)[:80]!r}): a name must have 1 to {MOST_NAME_BYTES} bytes. Fix: use "
+                "another name"
             )
         self._key = f"work/{name}"
         self._items: dict[bytes, list[Any]] = {}  # items of the most recently used puts
@@ -76,7 +76,7 @@ class WorkQueue:
             self._begin(process.generation)
 
     def put(self, items: Iterable[Any], *, key: str | None = None) -> None:
-        """Append items. Repeating a put has no effect.
+        """Append items. Repeating the same call has no effect.
 
         A restarted rank may therefore repeat its puts, and all ranks may put the same items. A put is atomic for each
         64 KiB.
@@ -103,7 +103,7 @@ class WorkQueue:
                 continue
 
     def _put(self, digest: bytes, part: bytes, count: int) -> bool:
-        """Return True if the put is done, now or earlier, and False if another process changed the state."""
+        """Return True if the items were added, now or earlier, and False if another process changed the state."""
         state, version = self._read()
         if any(one.key == digest for one in state.puts):
             return True
@@ -168,7 +168,7 @@ class WorkQueue:
     # ---- the state
 
     def _begin(self, generation: GenerationStarted) -> None:
-        """At the beginning of a generation, put the items that the last generation lost back into the queue."""
+        """At the beginning of a generation, return the items that the last generation lost to the queue."""
 
         def settled(state: WorkState) -> tuple[WorkState, None]:
             return queue_state.settle(state, generation.generation, _restore(generation)), None

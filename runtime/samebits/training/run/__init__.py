@@ -1,1 +1,1 @@
-"""Run a training function through all generations of its job, and tune, watch and audit it."""
+"""Run a training function through all generations of its job, and tune, watch and audit the run."""

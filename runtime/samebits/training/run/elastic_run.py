@@ -70,7 +70,7 @@ Result = TypeVar("Result")
 
 
 class ElasticRun:
-    """The running ``elastic.run`` of one process: a worker, or a spare that may become one at any moment."""
+    """One call of ``elastic.run`` in one process: a worker, or a spare that may become a worker at any moment."""
 
     recovers = True
 
@@ -170,10 +170,10 @@ class ElasticRun:
     # ---- the state's commits
 
     def before_step(self) -> None:
-        """Do what a commit requires from all ranks, while a failure still leaves this rank at its last commit.
+        """Do what a step requires from all ranks, while a failure still leaves this rank at its last commit.
 
-        On an accelerator, a collective is only queued when its call returns. If the collective were abandoned after the
-        step was queued behind it, the step would use unreduced values, and this rank would commit the result.
+        On an accelerator, a collective is only queued when its call returns. If it were abandoned after the step was
+        queued behind it, the step would use gradients that were not reduced, and this rank would commit the result.
         """
         if devices.is_capturing(self._process.device):
             raise UsageError(
@@ -258,7 +258,7 @@ class ElasticRun:
         return self._retaken is not None and self._retaken.is_under_way
 
     def _compare_passes(self) -> None:
-        """Compare this step with another pass of it, if this step is to be retaken.
+        """Compare this run of a step with an earlier run of it, if the step is to be repeated for comparison.
 
         Raises:
             TakeStepAgain: the step must be taken once more.
@@ -279,7 +279,7 @@ class ElasticRun:
 
     def _compare(self, retaken: RetakenSteps, compare: Callable[[Ranks], object]) -> None:
         if self._process.begins:
-            retaken.give_up("a WorkQueue yields each item once, so a second pass would take others")
+            retaken.give_up("a WorkQueue yields each item once, so a second pass would take different items")
         self._require_equal()
         ddp.sync_buffers_all()
         ddp.settle_all()
@@ -324,7 +324,7 @@ class ElasticRun:
         self._points.folder.flush()
 
     def check(self) -> None:
-        """Raise the error that ended the generation or asks this rank to leave; called at every commit."""
+        """Raise the error that ended the generation or asks this rank to leave. Called at every commit."""
         self._uncommitted = 0
         if self._agent.must_end is None:
             self._process.departure.obey()
@@ -342,7 +342,7 @@ class ElasticRun:
     # ---- from one generation to the next
 
     def _take_seat(self) -> None:
-        """Prepare for the assigned role: a spare, or a slot."""
+        """Prepare for the role that was assigned to this process: a spare, or a member with a slot."""
         slot = self._process.admitted.slot
         if slot is None:
             self._points.start_writer_ahead()
@@ -352,7 +352,7 @@ class ElasticRun:
         self._state.bind(self, slot or 0)
 
     def _come_back(self, reason: str) -> None:
-        """Register again after another node took this slot, and keep what is expensive to prepare."""
+        """Register again after another node has taken this slot, without repeating expensive preparations."""
         log.warn(f"{reason}: this process registers again, without its state")
         self._go_outside()
         if self._process.group is not None:
@@ -387,7 +387,7 @@ class ElasticRun:
         return generation
 
     def _meshes(self) -> Iterator[tuple[str, str]]:
-        """Describe the meshes, which must be the same on every rank and are compared like settings that decide bits."""
+        """Describe the meshes. They must be equal on all ranks, so they are compared like settings that affect bits."""
         for number, one in enumerate(meshes.declared()):
             yield f"device mesh {number}", str(one)
         if (sharding := self._sharding()) is not None:
@@ -397,7 +397,10 @@ class ElasticRun:
         return self._state.sharding(self._process.admitted.world_size)
 
     def _next_place(self) -> RankPosition | None:
-        """Return the place in the open round, else the current place, else the seat's; None for a spare."""
+        """Return the place in the open round, or else the current place, or else the seat's place.
+
+        Return None for a spare.
+        """
         offered, present = self._agent.offered_place, self._points.generation
         slot, world_size = self._process.admitted.slot, self._process.admitted.world_size
         if offered is not None:
@@ -408,7 +411,7 @@ class ElasticRun:
         return None if slot is None or slot >= world_size else RankPosition(slot, slot, world_size)
 
     def _begin_to_connect(self, place: RankPosition | None) -> None:
-        """Start forming the next group for this place; None: drop all groups that are being formed."""
+        """Start forming the next group for this place. With None, drop all groups that are being formed."""
         if place is None:
             self._next_groups.drop()
             return
@@ -416,7 +419,7 @@ class ElasticRun:
         self._next_groups.offer(place)
 
     def _enter_again(self, asked: EnterAgain) -> Holdings:
-        """Answer a round that asks for points on disk, assigns another place, or rolls all ranks back."""
+        """Answer a round that asks for points on disk, assigns a different place, or rolls all ranks back."""
         if asked.back_to is not None and asked.back_to != self._back_to:
             self._live, self._back_to = self._points.go_back(asked.back_to), asked.back_to
         if asked.place is not None:
@@ -496,7 +499,7 @@ class ElasticRun:
         return MainThreadProbe(lambda: self._agent.step, lambda: formed.collectives, timeout_s, forms=forms).look
 
     def _watch(self, formed: group.Group) -> None:
-        """Allow the control thread to break the group from now on, even while this thread is blocked."""
+        """Let the control thread break the group from now on, even while this thread is blocked."""
         record = self._record_flight if self._process.device.type != "cpu" else None
         self._agent.on_break = watchdog.guarded(
             formed.break_,
@@ -515,7 +518,10 @@ class ElasticRun:
             self._settled_s = time.monotonic()
 
     def _longest_queue_s(self) -> float:
-        """Return how many seconds an accelerator's queue may take: twice the longest step or the steps since a wait."""
+        """Return how many seconds the work queued on an accelerator may take.
+
+        This is twice the longest step, or twice the steps since the device was last waited for.
+        """
         if self._process.device.type == "cpu":
             return 0.0
         if self._longest_step_s == 0.0:
@@ -526,7 +532,7 @@ class ElasticRun:
         flight_record.write(self._process.settings.log_dir, self._agent.node, reason)
 
     def _leave(self, reason: str, gently: bool) -> None:
-        """Leave the generation. Report this before anything slow, so that no rank waits for this one."""
+        """Leave the generation. This is reported before anything slow, so that no rank waits for this one."""
         self._tuning.begin()
         if not gently:
             self._agent.report_failure()
@@ -544,7 +550,7 @@ class ElasticRun:
         log.warn(f"left the generation at step {step}{why}{kept}")
 
     def _go_outside(self) -> None:
-        """Reset everything that applies only inside a generation."""
+        """Reset everything that applies only within a generation."""
         self._state.look_for_hidden(None)
         self._state.takes_again(False)
         self._formed, self._committed_s, self._settled = None, 0.0, None
@@ -578,7 +584,7 @@ class ElasticRun:
         self._points.generators.before_collective()
 
     def _require_equal(self) -> None:
-        """Check, before the first step or commit, that all ranks began this generation with the same state."""
+        """Check before the first step or commit that all ranks have begun this generation with the same state."""
         if self._comparison is not None:
             comparison, self._comparison = self._comparison, None
             try:
@@ -603,10 +609,10 @@ class ElasticRun:
     # ---- the end
 
     def _finish(self, generation: GenerationStarted) -> None:
-        """Make the final state durable, and wait until all ranks have; until then this rank may be needed.
+        """Make the final state durable, and wait until all ranks have done so.
 
-        The final state is not a commit. After a loss the function is called again from the last commit, and repeats
-        what it did afterwards.
+        This rank may be needed until then. The final state is not a commit. After a loss, the function is called again
+        from the last commit and repeats what it did afterwards.
         """
         state = self._state
         self._require_equal()
@@ -636,7 +642,7 @@ class ElasticRun:
             self._formed.breaker.before_launch = _CollectiveAfterTraining().warn
 
     def _wait_for_room(self, pause_s: float) -> None:
-        """Wait before the last state is saved again; no hang is suspected during the wait.
+        """Wait before the last state is saved again. The wait does not count as a hang.
 
         Raises:
             GenerationEndedError: a member was lost, and this rank is needed again.
@@ -680,12 +686,12 @@ _NOISE = re.compile(r"^(Got the following error when running the callback: )?(\w
 
 
 def _in_short(error: Exception) -> str:
-    """Return the error as one line; gloo's errors begin with a source file and end with unrelated advice."""
+    """Shorten the error to one line, because gloo's errors begin with a source file and end with unrelated advice."""
     return shortened(_NOISE.sub("", str(error).splitlines()[0]).partition(". ")[0], 200)
 
 
 class _CollectiveAfterTraining:
-    """Warns once about a collective that no recovery could repeat."""
+    """Warns once about a collective after training, which no recovery could repeat."""
 
     def __init__(self) -> None:
         self._has_warned = False
@@ -708,8 +714,8 @@ def _took_batch(began_s: float, sampler: object) -> None:
 
 
 def _nothing_to_break(_reason: str) -> None:
-    """Do nothing, since there is no group between two generations."""
+    """Do nothing, because there is no group between two generations."""
 
 
 def _nowhere() -> None:
-    """Report nothing, since no step is expected between two generations."""
+    """Report nothing, because no step is expected between two generations."""

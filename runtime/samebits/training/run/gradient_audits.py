@@ -1,7 +1,7 @@
 """Audit gradients (AUDIT=K): at every K-th step, another rank recomputes one rank's local gradient.
 
-The audit runs on every rank just before ``optimizer.step()``. The weights are still those of the last commit then, so a
-wrong gradient costs no more than the step itself. ``core.watch.audits`` assigns the roles and decides what follows.
+The audit runs on every rank just before ``optimizer.step()``. The weights still are those of the last commit, so a
+wrong gradient costs only this step. ``core.watch.audits`` assigns the roles and decides what follows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOTHING = -1
 
 
 class Audits:
-    """The audits of one process.
+    """Runs the audits in one process.
 
     Args:
         process: the worker, whose settings ask for audits.
@@ -55,7 +55,7 @@ class Audits:
         if not self._every:
             return
         if isinstance(self._state, LocalSGD):
-            self._say_once("the ranks of a LocalSGD train alone, each at its own pace")
+            self._say_once("with LocalSGD, each rank trains alone and at its own pace")
             return
         self._done = 0
         self._follow()
@@ -67,7 +67,7 @@ class Audits:
             self._batch = None
 
     def before_step(self) -> None:
-        """Audit the step if it is due. A collective at the multiples of AUDIT.
+        """Audit the step if it is due. A collective at every multiple of AUDIT.
 
         Raises:
             GenerationEndedError: a gradient was wrong, and the step is repeated.
@@ -84,7 +84,7 @@ class Audits:
         self._done = step
         who = roles(step, self._every, generation.world_size)
         if who is None:
-            self._say_once("a world of one: there is no other rank to compute a gradient again")
+            self._say_once("the world has a single rank, so no other rank can recompute a gradient")
             return
         if self._batch is not None and not is_followed:
             self._audit(step, who, generation.rank, None)  # built in this generation: its first step was not seen
@@ -108,7 +108,9 @@ class Audits:
         if self._is_given_up:
             return None
         if self._batch is None:
-            self._say_once("exactly one DistributedDataParallel module can be audited, and there is none or several")
+            self._say_once(
+                "exactly one DistributedDataParallel module can be audited, but there is none or more than one"
+            )
             return None
         taken = self._batch.take(_MOST_BYTES)
         if isinstance(taken, str):
@@ -140,7 +142,7 @@ class Audits:
     def _differs(
         self, step: int, who: Roles, rank: int, taken: tuple[bytearray, Computed] | None, computed: Computed | None
     ) -> None:
-        """Make the audited rank and a third recompute the gradient, and reach the same decision on all ranks."""
+        """Let the audited rank and a third rank recompute the gradient, and reach the same decision on all ranks."""
         device = self._process.device
         own: Computed | None = None
         if taken is not None:
@@ -187,7 +189,7 @@ class Audits:
         return names[Computed(tuple(audited)).first_other(Computed(tuple(auditor)))]
 
     def _again(self, packed: memoryview) -> Computed | None:
-        """Recompute a gradient from the bytes; return None, after a warning, if that fails."""
+        """Recompute a gradient from the bytes. If that fails, log a warning and return None."""
         assert self._batch is not None, "all ranks have the same wrapper"
         try:
             with self._alone():
@@ -198,7 +200,7 @@ class Audits:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Refuse collectives inside the block, since no other rank would take part."""
+        """Context manager that refuses collectives, because no other rank would take part."""
         assert self._process.group is not None, "an audit is within a generation"
         breaker = self._process.group.breaker
         before, breaker.before_launch = breaker.before_launch, _refuse

@@ -48,7 +48,7 @@ def gather_aside() -> None:
 
 
 def gather(rest: float = 0.0) -> int:
-    """Move the memory in use now into huge pages; return how many were moved or found.
+    """Move the memory in use now into huge pages, and return how many are huge pages afterwards.
 
     Memory that is shared with a forked child, only reserved, or refused by the kernel stays as it is. If memory is
     short, moving stops.
@@ -78,7 +78,7 @@ def gather(rest: float = 0.0) -> int:
 
 
 def _own_memory() -> Iterator[int]:
-    """Yield the addresses in this process's private anonymous memory at which huge pages would begin."""
+    """Yield the addresses in this process's private anonymous memory at which a huge page could begin."""
     for line in _MAPS.read_text().splitlines():
         found = _OWN_MEMORY.fullmatch(line)
         if found is not None:

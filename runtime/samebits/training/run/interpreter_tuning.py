@@ -1,4 +1,4 @@
-"""Tune the interpreter between two generations, when all ranks wait for the slowest.
+"""Tune the Python interpreter between two generations, when all ranks wait for the slowest.
 
 Only work that can wait until training runs again is postponed.
 """
@@ -19,7 +19,7 @@ Several of our threads hand work to each other then, and each hand-over may take
 
 
 class InterpreterTuning:
-    """Shortens the switch interval and disables garbage collection: a full collection takes longer than a recovery.
+    """Shortens the thread switch interval and disables garbage collection, which can take longer than a recovery.
 
     The user's settings are restored afterwards; garbage collection stays off if the user disabled it.
     """
@@ -29,7 +29,7 @@ class InterpreterTuning:
         self._collects = False
 
     def begin(self) -> None:
-        """Begin tuning; has no effect if tuning has begun."""
+        """Begin tuning. Further calls do nothing."""
         if self._hand_over_s is None:
             self._hand_over_s, self._collects = sys.getswitchinterval(), gc.isenabled()
             sys.setswitchinterval(HAND_OVER_S)
@@ -37,7 +37,10 @@ class InterpreterTuning:
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
-        """Allow garbage collection inside the block, while this process waits for others; a spare may wait for days."""
+        """Context manager that allows garbage collection while this process waits for others.
+
+        A spare may wait for days.
+        """
         if self._collects:
             gc.enable()
         try:
@@ -46,7 +49,7 @@ class InterpreterTuning:
             gc.disable()
 
     def end(self) -> None:
-        """End tuning; has no effect if tuning has ended."""
+        """End tuning. Further calls do nothing."""
         if self._hand_over_s is not None:
             sys.setswitchinterval(self._hand_over_s)
             self._hand_over_s = None

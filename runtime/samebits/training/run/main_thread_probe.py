@@ -86,7 +86,7 @@ class MainThreadProbe:
         self._stack = 0  # hash of the thread's last position and waits, while the group is formed
 
     def look(self) -> Progress | None:
-        """Return the main thread's position, or None while it makes progress or a pause is expected."""
+        """Return what the main thread is doing, or None while it makes progress or a pause is expected."""
         seen, now = (self._step(), self._collectives()), time.monotonic()
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         has_moved = seen != self._seen
@@ -140,7 +140,7 @@ def expect_pause(seconds: float) -> None:
 
 
 def phase_of(frame: FrameType) -> Phase:
-    """Return the phase of a thread whose innermost frame is ``frame``."""
+    """Return the phase of a thread from its innermost frame."""
     is_in_script = False
     for one in _outwards(frame):
         phase = _phase_of_file(one.f_code.co_filename)
@@ -157,7 +157,7 @@ def _position_of(frame: FrameType | None) -> int:
 
 
 def place_of(frame: FrameType, phase: Phase) -> str:
-    """Return a place such as ``train.py:46 (time.sleep)``, or in a collective ``all_reduce at train.py:50``."""
+    """Return a text such as ``train.py:46 (time.sleep)`` or, in a collective, ``all_reduce at train.py:50``."""
     innermost = next((one for one in _outwards(frame) if is_of_the_script(one.f_code.co_filename)), None)
     if innermost is None:
         place = f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
@@ -220,13 +220,13 @@ def _shown(file: str) -> str:
 
 
 def _collective_in(frame: FrameType) -> str:
-    """Return the name of torch's outermost collective function on the stack, which the script called."""
+    """Return the name of the outermost collective function of torch on the stack, which the script called."""
     names = [one.f_code.co_name for one in _outwards(frame) if one.f_code.co_filename.endswith("distributed_c10d.py")]
     return names[-1] if names else "all_reduce"  # DistributedDataParallel's, for gradients
 
 
 def _call_in(frame: FrameType) -> str:
-    """Return the call in the frame's line as written in the source; empty if the source is not available."""
+    """Return the call in the frame's line as written in the source, or "" if the source is not available."""
     position = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
     if position is None or None in position or position[0] != position[1]:
         return ""

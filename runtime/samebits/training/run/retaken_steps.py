@@ -1,8 +1,8 @@
-"""Take a few steps a second time from the commit before them, and compare the resulting states.
+"""Run a few steps a second time from the commit before them, and compare the resulting states.
 
 ``HIDDEN_STATE=stop`` and ``samebits run --check`` use this to test what a recovery would do, without losing a process:
-the training function is called again in the same generation, as a survivor calls it after a loss. The state after the
-first pass is only compared; the last pass is committed.
+the training function is called again in the same generation, as it would be after a loss. The state after the first run
+is only compared; that of the last run is committed.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ Result = TypeVar("Result")
 
 
 class TakeStepAgain(GenerationEndedError):
-    """Unwinds the training function from its commit; :meth:`RetakenSteps.run` calls the function again."""
+    """Raised in a commit to leave the training function; :meth:`RetakenSteps.run` then calls it again."""
 
 
 class Extent(enum.Enum):
-    """The extent of the test: which steps are retaken, and what follows from a difference without a named cause."""
+    """Which steps are repeated, and what follows from a difference without a known cause."""
 
     JOB = enum.auto()
     """HIDDEN_STATE=stop: the first few steps; training continues."""
@@ -61,7 +61,7 @@ class Extent(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Communication between the ranks, as collectives that all of them call at the same commits.
+    """Communication between ranks through collectives, which all ranks call at the same commits.
 
     Attributes:
         rank: this process's rank.
@@ -75,7 +75,7 @@ class Ranks:
 
 
 class RetakenSteps:
-    """The retaken steps of one process.
+    """Repeats steps of one process and compares their results.
 
     Args:
         state: the state whose steps are retaken.
@@ -125,11 +125,11 @@ class RetakenSteps:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the training function is in a second or third pass of a step."""
+        """Whether the training function is running a step for the second or third time."""
         return bool(self._passes)
 
     def run(self, call: Callable[[], Result], go_back: Callable[[], object]) -> Result:
-        """Call the training function, and call it again from the last commit for each further pass.
+        """Call the training function, and call it again from the last commit each time a step must be repeated.
 
         Args:
             call: the training function.
@@ -154,7 +154,7 @@ class RetakenSteps:
             go_back()  # outside the handler, so that the traceback no longer keeps the first pass alive
 
     def compare(self, commit: int, ranks: Ranks) -> None:
-        """Compare the step that is about to become commit number ``commit``, if it is one to retake.
+        """Compare the results of a step that is about to be committed, if it is one of the repeated steps.
 
         Raises:
             TakeStepAgain: the step must be taken once more.
@@ -178,7 +178,7 @@ class RetakenSteps:
             self._change(equal=(*self._report.equal, self._state.completed_steps))
 
     def compare_end(self, ranks: Ranks) -> None:
-        """Compare what the training function did after its last commit, if a check is not complete by then.
+        """Compare what the training function did after its last commit, if the check is not complete by then.
 
         Raises:
             TakeStepAgain: the function must be called once more.
@@ -201,7 +201,7 @@ class RetakenSteps:
             self._replace_processes(ranks, has_returned=True)
 
     def committed(self, commit: int, ranks: Ranks) -> None:
-        """Copy the state, which is about to become commit number ``commit``, if later steps are retaken."""
+        """Copy the state that is about to be committed, if later steps will be repeated."""
         state = self._state
         self._passes.clear()
         self._is_new_step = state.completed_steps > self._step
@@ -231,7 +231,7 @@ class RetakenSteps:
         self._end()
 
     def named(self) -> None:
-        """Add the values that changed outside the state to the report."""
+        """Add values that have changed outside the state to the report."""
         self._change(named=sentence_of(self._findings()))
 
     # ---- in new processes
@@ -297,7 +297,7 @@ class RetakenSteps:
         told = ranks.gather(bool(differing))
         if any(told):
             names = ranks.share(", ".join(differing[:_NAMED]), told.index(True))
-            raise self._differs_after_restart(f"step {step} came out different in {names}")
+            raise self._differs_after_restart(f"step {step} differed in {names}")
         self._step = step
         self._change(restarted=(*self._report.restarted, step))
         if not self._expected and self._restart is not None and not self._restart.had_returned:
@@ -317,9 +317,11 @@ class RetakenSteps:
     def _begin(self, ranks: Ranks) -> None:
         state = self._state
         if not isinstance(state, ObjectState):
-            self.give_up(f"a {type(state).__name__} keeps its last commit itself, or has none between two averages")
+            self.give_up(
+                f"a {type(state).__name__} holds no copy of its last commit that a step could be repeated from"
+            )
         elif not all(ranks.gather(self._has_room(state.contents()))):
-            self.give_up("a host's memory has no room for copies of the state on each of its ranks")
+            self.give_up("a host's memory has no room for a copy of the state for each of its ranks")
         else:
             state.hold_copy(on=True)
 
@@ -360,7 +362,7 @@ class RetakenSteps:
     # ---- what the passes show
 
     def _judge(self, what: str, ranks: Ranks) -> bool:
-        """Return True if all passes are equal, else raise."""
+        """Return True if all runs of the step gave the same result; otherwise, raise."""
         names_of_all = {name for one in self._passes for name in one}
         differing = sorted(name for name in names_of_all if len({one.get(name) for one in self._passes}) > 1)
         findings = self._findings()
@@ -374,28 +376,28 @@ class RetakenSteps:
         if any(one & _NAMES for one in told):
             source = next(rank for rank, one in enumerate(told) if one & _NAMES)
             sentence = ranks.share(sentence_of(findings) if findings else "", source)
-            raise self._failure(f"{what}, taken twice from the same commit, came out different in {names}: {sentence}")
+            raise self._failure(f"two runs of {what} from the same commit differ in {names}: {sentence}")
         if len(self._passes) == 2:
             raise TakeStepAgain(f"{what} is taken a third time")
         if all(one & _COMES_AGAIN for one in told):
             text = (
-                f"{what} came out different in {names} when the training function was called again from the "
-                "commit before it, and the same when that was repeated: the step depends on something that such a call "
+                f"{what} differed in {names} when the training function was called again from the commit before "
+                "it, and did not differ when that was repeated: the step depends on something that such a call "
                 "restarts, such as a batch number that enumerate() counts from 0, or on the last step's "
                 "gradients. Fix: compute it from the state, as from state.completed_steps, and call zero_grad() in "
                 "each step"
             )
         else:
             text = (
-                f"{what}, taken three times from the same commit, came out different each time, in {names}, and "
-                "no value outside the state was seen to change: not deterministic, or unknown. Fix: set "
-                "torch.use_deterministic_algorithms(True) and a seed for every generator; else look in the training "
-                "function, and in hooks, for what is kept outside TorchState(…)"
+                f"three runs of {what} from the same commit all differ, in {names}, and no value outside the state "
+                "was seen to change, so the step is not deterministic, or the cause is unknown. Fix: set "
+                "torch.use_deterministic_algorithms(True) and a seed for every generator; otherwise, look in the "
+                "training function, and in hooks, for values that are kept outside TorchState(…)"
             )
         raise self._failure(text)
 
     def _failed_in_pass(self, error: Exception) -> None:
-        """Report an error in the script that occurs only when a step is retaken."""
+        """Report an error of the script that occurs only when a step is repeated."""
         called = "called in a new process" if self._follows else "called again"
         step = self._state.completed_steps if self._follows else self._step
         self._change(
@@ -444,5 +446,5 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _short(name: str) -> str:
-    """Return a value's name in a point as the script spells it, such as ``state.model.0.weight``."""
+    """Return a value's name as the script spells it, such as ``state.model.0.weight``."""
     return name.replace("state.shared.values.", "state.", 1).replace("state.shared.", "state.", 1)

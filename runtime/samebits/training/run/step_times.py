@@ -1,6 +1,6 @@
 """Measure how long this rank's last steps took: data, computing, waiting for others, committing.
 
-Three of the four parts are measured where they happen, and the fourth is the remainder, so measuring costs only three
+Three of the four parts are measured where they happen, and the fourth is the rest, so measuring costs only three
 microseconds per step. ``core.watch.stragglers`` decides which ranks are slow.
 """
 
@@ -24,7 +24,7 @@ MOST_TOLD_A_S = 1000
 
 
 class StepTimes:
-    """The step times of one process.
+    """Measures the step times of one process.
 
     Args:
         least_s: minimum length of a window in seconds; None: nothing is measured.
@@ -48,7 +48,7 @@ class StepTimes:
         self._commit_s = self._before_commit_s = 0.0
 
     def begin(self, step: int, world_size: int) -> None:
-        """Begin a generation with this many completed steps."""
+        """Begin a generation after this many completed steps."""
         self.pace, waited = None, self._waited
         is_off = self._shortest_s is None or world_size < 2
         self._least_us = None if is_off else 1e6 * max(self._shortest_s or 0.0, world_size / MOST_TOLD_A_S)
@@ -60,7 +60,7 @@ class StepTimes:
         self._spent_us = 0
 
     def commit_begins(self) -> None:
-        """Start timing a commit; waits for others during the commit do not count as committing."""
+        """Start timing a commit. Waiting for other ranks during the commit does not count as committing."""
         self._commit_s, self._before_commit_s = self._clock(), self._waited.communication_s
 
     def commit_ends(self, step: int) -> StepTiming | None:

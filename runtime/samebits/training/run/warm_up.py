@@ -1,8 +1,8 @@
-"""Run, in a spare, everything that is slow the first time.
+"""Run in a spare everything that is slow the first time.
 
 Most of a process's first step is spent on imports and first uses: of torch's compiler package, an optimizer, autograd,
-DistributedDataParallel's reducer, and this package's own code for taking a state apart. A spare has time for them while
-it waits. Not a bit of the state changes.
+DistributedDataParallel's reducer, and this package's own code for saving a state. A spare has time for these while it
+waits. The state is not changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ __all__ = ["warm_up"]
 
 
 def warm_up(state: State, device: torch.device, alone: Group | None) -> None:
-    """Use once everything that a generation's member uses; state, weights and random numbers stay as they are.
+    """Use everything once that a member of a generation uses.
+
+    The state, its weights and random numbers do not change.
 
     Args:
         state: the user's state, with its model and optimizers built.

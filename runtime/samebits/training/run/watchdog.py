@@ -1,13 +1,13 @@
-"""Detect a main thread that is stuck in a broken collective, by its activity rather than by a clock alone.
+"""Detect a main thread that is stuck in a broken collective, by its activity and not only by a time limit.
 
 After the group is broken, the main thread leaves its collective within milliseconds. A thread that stays in torch's
-communication for whole seconds without using any CPU is stuck for good, because gloo can miss the end of a connection.
-On an accelerator the thread may also be stuck in the script's own read of a result that never arrives. A launch over
-NCCL may be stuck without being idle: torch polls the communicator's state on a whole core, for up to half an hour after
-the abort (``C10D_NCCL_CHECK_TIMEOUT_GROUPEND``), so a thread that stays in one launch for BREAK_WITHIN_S also counts.
-The process then gives up its seat, so that a replacement can take it. A thread that computes, or waits for something
-else, is left alone, since it fails at its next collective. So is a thread that waits for a device whose queue may
-legitimately take that long.
+communication for seconds without using any CPU is stuck for good, because gloo can miss the end of a connection. On an
+accelerator, the thread may also be stuck in the script's own read of a result that never arrives. A call of NCCL may be
+stuck without being idle: torch polls the communicator's state on a whole core, for up to half an hour after the abort
+(``C10D_NCCL_CHECK_TIMEOUT_GROUPEND``), so a thread that stays in one call for BREAK_WITHIN_S seconds also counts as
+stuck. The process then gives up its seat, so that a replacement can take it. A thread that computes, or waits for
+something else, is left alone, because its next collective will fail. The same applies to a thread that waits for a
+device whose queued work may take that long.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def guarded(
 ) -> Callable[[str], None]:
     """Return a wrapper of ``break_group`` that also watches the main thread until :func:`left` is called.
 
-    The watch starts before the group is broken, since breaking it may hang.
+    The watch starts before the group is broken, because breaking it may hang.
 
     Args:
         break_group: called with the reason.
@@ -127,7 +127,7 @@ def _give_up(waited_s: float, reason: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The call that the main thread is in.
+    """The function call in which the main thread currently is.
 
     Attributes:
         frame: its innermost frame; while it is referenced, no other frame can be mistaken for it.
@@ -140,7 +140,7 @@ class _Call:
     file: str
 
     def starts(self, places: tuple[str, ...]) -> bool:
-        """Return whether the call is from one of these files or folders."""
+        """Return whether the call was made from one of these files or folders."""
         return self.file.startswith(places)
 
 

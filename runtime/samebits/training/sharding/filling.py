@@ -1,7 +1,7 @@
-"""Fill a model that was built on the meta device, once each rank's parameters are cut.
+"""Initialize a model that was built on the meta device, after its parameters have been sharded.
 
-No process then needs memory for the whole model. Random numbers are drawn for one whole parameter at a time, and each
-rank keeps its part, so the initial weights are the same over any mesh.
+No process needs memory for the whole model. Random numbers are drawn for one whole parameter at a time, and each rank
+keeps its shard, so the initial weights are the same over any mesh.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["allocate", "fill", "is_unfilled", "require_fillable"]
 
 
 def is_unfilled(module: nn.Module) -> bool:
-    """Return whether a parameter has no memory yet."""
+    """Return whether a parameter of the module has no memory yet."""
     return any(one.is_meta for one in module.parameters())
 
 
 def require_fillable(
     name: str, module: nn.Module, is_apart: Callable[[torch.Tensor], bool] = pieces.is_distributed
 ) -> None:
-    """Raise if a parameter on the meta device could not be filled.
+    """Raise if a parameter on the meta device could not be initialized.
 
     Args:
         name, module: the module and its name in the state.
@@ -53,7 +53,7 @@ def require_fillable(
 
 
 def _is_initialized_above(module: nn.Module, path: str) -> bool:
-    """Return whether a submodule, or one that contains it, has ``init_weights()``."""
+    """Return whether a submodule, or a module that contains it, has ``init_weights()``."""
     parts = path.split(".") if path else []
     return any(
         hasattr(module.get_submodule(".".join(parts[:depth])), "init_weights") for depth in range(len(parts) + 1)
@@ -61,7 +61,7 @@ def _is_initialized_above(module: nn.Module, path: str) -> bool:
 
 
 def fill(module: nn.Module, own: Sequence[nn.Module], device: torch.device, drawn_from: torch.Tensor) -> None:
-    """Allocate this rank's parts and fill them with ``init_weights()`` or the submodules' ``reset_parameters()``.
+    """Allocate this rank's shards, and initialize them with ``init_weights()`` or ``reset_parameters()``.
 
     Args:
         module: the cut module; parameters that already have values are filled again in place.
@@ -90,7 +90,7 @@ def _initialize(module: nn.Module) -> None:
 
 
 def allocate(module: nn.Module, device: torch.device) -> None:
-    """Give the parameters and buffers of a module new memory on a device; parameters stay the same objects."""
+    """Give a module's parameters and buffers new memory on a device. The parameter objects stay the same."""
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
@@ -100,7 +100,7 @@ def allocate(module: nn.Module, device: torch.device) -> None:
 
 
 class _WholeDraws(TorchDispatchMode):
-    """Draws random numbers for a whole tensor and keeps this rank's part; a tensor without memory keeps none."""
+    """Draws random numbers for a whole tensor, and keeps those of this rank's shard."""
 
     def __init__(self) -> None:
         initialize: Any = super().__init__  # untyped in torch

@@ -1,8 +1,8 @@
-"""Take this rank's pieces of distributed tensors out of a state, describe them, and put them back.
+"""Extract this rank's shards from a state, describe them, and put them back.
 
-In a point, a description (``Piece``) replaces the DTensor in the tree, and the local tensor is among the rank's own
-parts. The description includes the piece's position, so putting a piece back in a different place raises an error and
-never gives wrong weights. A tensor that was saved whole is cut to the part that this rank needs.
+In a checkpoint, a description (``Piece``) replaces the DTensor, and the local tensor is saved with the rank's own
+values. The description includes the shard's position, so loading it in a different place raises an error instead of
+giving wrong weights. A tensor that was saved unsharded is cut to the part that this rank needs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def is_distributed(value: object) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory of a tensor on this rank: a DTensor's local tensor, else the tensor itself."""
+    """Return the memory of a tensor on this rank: a DTensor's local tensor, or the tensor itself."""
     if not is_distributed(tensor):
         return tensor
     piece: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
@@ -65,13 +65,16 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_without_memory(tensor: torch.Tensor) -> bool:
-    """Return whether this rank has no memory for the tensor: it is not filled yet, or is in another rank's stage."""
+    """Return whether this rank has no memory for the tensor.
+
+    Either the tensor is not initialized yet, or it belongs to another rank's pipeline stage.
+    """
     return tensor.is_meta or local(tensor).is_meta
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a tensor that a rank holds.
+    """Description of the part of a tensor that a rank holds.
 
     Attributes:
         shape: shape of the whole tensor.
@@ -88,7 +91,7 @@ class Piece:
 
     @classmethod
     def of(cls, tensor: Any, path: str) -> Piece:
-        """Describe a DTensor's local piece.
+        """Describe the local part of a DTensor.
 
         Raises:
             CheckpointError: the ranks' parts are not contiguous blocks.
@@ -104,7 +107,7 @@ class Piece:
 
     @classmethod
     def from_plain(cls, shared: Mapping[str, Any], offsets: Any, sizes: Any) -> Piece:
-        """Rebuild a description from a point: from the shared part in the tree, and the rank's own part.
+        """Rebuild a description from a checkpoint: from its shared part and the rank's own part.
 
         Raises:
             CheckpointError: the parts are not a description of a piece.
@@ -122,7 +125,10 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank holds the whole tensor; False if a rank merely holds all of a small sharded tensor."""
+        """Whether every rank holds the whole tensor.
+
+        False if a small sharded tensor just happens to be completely on this rank.
+        """
         return all(
             ranks == 1 or placement == _REPLICATED for ranks, placement in zip(self.mesh, self.placements, strict=True)
         )
@@ -134,7 +140,7 @@ class Piece:
         return whole
 
     def torch_placements(self) -> tuple[Any, ...]:
-        """Return the placements as torch's objects.
+        """Convert the placements to torch's objects.
 
         Raises:
             CheckpointError: torch has no such placement.
@@ -161,9 +167,10 @@ def _torch_placement(printed: str) -> Any:
 def _placed(
     shape: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
 ) -> Piece | None:
-    """Return the piece at these coordinates; torch splits a dimension as torch.chunk does, rounding up.
+    """Return the piece at these coordinates.
 
-    If FSDP2 splits a dimension that tensor parallelism has already split, FSDP2's placement comes first and is strided.
+    torch splits a dimension as torch.chunk does, rounding up. If FSDP2 splits a dimension that tensor parallelism has
+    already split, FSDP2's placement comes first and is strided.
     """
     from torch.distributed.tensor import Replicate, Shard
 
@@ -193,9 +200,10 @@ def _placed(
 
 
 def take_out(tree: Any, path: str, own: Own) -> Any:
-    """Return the tree with descriptions in place of pieces, which go into ``own``; tensors are not copied.
+    """Replace the shards in a tree by descriptions, and put the shards into ``own``; tensors are not copied.
 
-    A DTensor that this rank holds whole stays in the tree as a plain tensor; without a group, all DTensors are whole.
+    A DTensor that this rank holds completely stays in the tree as a plain tensor; without a group, all DTensors are
+    complete.
 
     Raises:
         CheckpointError: a DTensor cannot be described.
@@ -216,7 +224,7 @@ def take_out(tree: Any, path: str, own: Own) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Putting:
-    """Turns pieces back into DTensors.
+    """Converts saved pieces back to DTensors.
 
     Attributes:
         own: this rank's own pieces in a point; empty if the point is another rank's.
@@ -231,7 +239,7 @@ class Putting:
     is_elsewhere: Callable[[Any], bool] = lambda _: False
 
     def back(self, tree: Any, path: str, live: Any) -> Any:
-        """Turn a point's tree of pieces or whole tensors into the form that this state loads.
+        """Convert a saved tree of pieces or whole tensors to the form that this state loads.
 
         Args:
             tree, path: a point's content, and its path.
@@ -269,10 +277,10 @@ class Putting:
     def _piece_back(self, shared: Mapping[str, Any], path: str, live: Any) -> torch.Tensor:
         if path not in self.own:
             raise CheckpointError(
-                f"{path}: this rank's part of it is in no point that is left, and no other rank holds it. Fix: restore "
+                f"{path}: no remaining point holds this rank's part, and no other rank holds it. Fix: restore "
                 f"this rank's checkpoint folder, or start over with `{spelled('run', '--fresh')}`, from a "
-                "directory "
-                "that `samebits ckpt export --format dcp` has written and samebits.elastic.load_dcp reads"
+                "directory that `samebits ckpt export --format dcp` has written and samebits.elastic.load_dcp "
+                "reads"
             )
         tensor: torch.Tensor = self.own[path]["local"]
         saved = Piece.from_plain(shared, self.own[path]["offsets"], tensor.shape)
@@ -304,7 +312,7 @@ def _wrapped(piece: torch.Tensor, whole: torch.Tensor, mesh: Any, placements: An
 
 
 def cut_for(whole: torch.Tensor, mesh: Any, placements: Any) -> torch.Tensor:
-    """Return a whole tensor as a DTensor over a mesh, in newly allocated memory."""
+    """Shard a whole tensor over a mesh, and return it as a DTensor in newly allocated memory."""
     coordinate = mesh.get_coordinate()
     piece = _placed(tuple(whole.shape), tuple(mesh.shape), tuple(coordinate), tuple(placements))
     assert piece is not None, "placements are checked before a tensor is cut"
@@ -312,7 +320,7 @@ def cut_for(whole: torch.Tensor, mesh: Any, placements: Any) -> torch.Tensor:
 
 
 def cut_like(whole: torch.Tensor, target: Any) -> torch.Tensor:
-    """Return a whole tensor as a DTensor in newly allocated memory, placed as ``target``, which has the same shape."""
+    """Shard a whole tensor like ``target``, and return it as a DTensor in newly allocated memory."""
     return cut_for(whole, target.device_mesh, target.placements)
 
 

@@ -1,10 +1,10 @@
-"""The stages of a pipeline: parts of a model that are spread over one dimension of a mesh.
+"""Pipeline stages: parts of a model that are spread over one dimension of a mesh.
 
 Before the first generation a process has no rank, so its script builds the parts of all stages. When the first
 generation forms, each rank keeps the parameters of its own stages; those of the other stages move to the meta device,
 where they need no memory. Stages and schedules of ``torch.distributed.pipelining`` that the script keeps from one call
-of its function to the next are reinitialized in each generation, with its group. So nothing of an interrupted
-microbatch remains in them, and nothing else uses the buffer of an abandoned receive.
+of its function to the next are reinitialized in each generation, with its group. Nothing of an interrupted microbatch
+therefore remains in them, and nothing else uses the buffer of an abandoned receive.
 """
 
 from __future__ import annotations
@@ -76,20 +76,20 @@ class Pipeline:
         self._require_apart()
 
     def _require_apart(self) -> None:
-        """Raise if stages share a parameter, since each stage would train it differently."""
+        """Raise if stages share a parameter, because each stage would train it differently."""
         seen: dict[int, str] = {}
         for index, part in enumerate(self.parts):
             for path, one in part.named_parameters():
                 here = f"state.{self.name}.{index}.{path}"
                 if seen.setdefault(id(one), here).split(".")[2] != str(index):
                     raise UsageError(
-                        f"{here} is the same parameter as {seen[id(one)]}, and no stage trains another's. Fix: give "
-                        f"each stage parameters of its own, {_DECLINED}"
+                        f"{here} is the same parameter as {seen[id(one)]}, but a stage cannot train another "
+                        f"stage's parameter. Fix: give each stage parameters of its own, {_DECLINED}"
                     )
 
     @property
     def rank(self) -> int:
-        """This process's rank along the dimension; valid once a group was formed."""
+        """This process's rank along the mesh dimension. Valid after a group was formed."""
         return int(self.mesh.get_local_rank())
 
     def own_parts(self) -> list[nn.Module]:
@@ -115,7 +115,7 @@ class Pipeline:
         logging.getLogger(_SCHEDULES_LOGGER).addFilter(_is_no_lost_peer)
 
     def _about_to_build(self, built: Any, given: dict[str, Any]) -> None:
-        """Check a schedule that is about to be built, and track the stage or schedule for :meth:`renew`."""
+        """Check a schedule that is about to be built, and record the stage or schedule for :meth:`renew`."""
         if "stage_index" not in given:
             self._require_supported(type(built).__name__, given)
         self._built.pop(id(built), None)  # a dead object may have had this id; stages must come before their schedules
@@ -145,7 +145,7 @@ class Pipeline:
             )
         if stage.group_size != self._size or stage.group_rank != self.rank:
             raise UsageError(
-                f"{calling_place()}: stage {index} communicates over another group than that of the dimension "
+                f"{calling_place()}: stage {index} communicates over a group other than that of the dimension "
                 f'"{self.dimension}". Fix: PipelineStage(…, group=mesh.get_group("{self.dimension}"))'
             )
 
@@ -160,7 +160,7 @@ class Pipeline:
 
 
 def refuse() -> None:
-    """Refuse stages and schedules from now on, since the state has no pipeline."""
+    """Refuse stages and schedules from now on, because the state has no pipeline."""
     if torch_private.uses_pipelines():
         torch_private.follow_pipelines(_refuse)
 
@@ -190,7 +190,7 @@ def _require_part(path: str, part: nn.Module) -> None:
 
 
 def _is_no_lost_peer(_: logging.LogRecord) -> bool:
-    """Keep a schedule from logging its whole plan as an error when a peer is lost."""
+    """Log filter that keeps a schedule from logging its whole plan as an error when a peer is lost."""
     error = sys.exc_info()[1]
     return error is None or not is_communication_failure(error)
 

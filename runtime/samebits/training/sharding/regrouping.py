@@ -1,9 +1,9 @@
-"""Shard modules when the first generation forms, and move them to each later generation's groups.
+"""Shard modules when the first generation forms, and move them to the groups of each later generation.
 
-Before the first generation, a process is a group of one, in which ``fully_shard`` and ``parallelize_module`` leave
-every parameter whole. So a script builds its model as it would with DDP. The first generation cuts the parameters,
-which stay the same objects, as those functions would have done on that many ranks. From then on only process groups
-change; ranks, sizes and positions stay the same.
+Before the first generation, a process is in a group of one rank, in which ``fully_shard`` and ``parallelize_module``
+leave every parameter unsharded. A script therefore builds its model as it would with DDP. The first generation shards
+the parameters, which stay the same objects, as those functions would have done with that many ranks. After that only
+process groups change; ranks, sizes and positions stay the same.
 
 This uses private interfaces of FSDP2; ``fsdp2_private`` has those that differ between versions of torch.
 """
@@ -52,7 +52,7 @@ _DECLINED = (
 
 @dataclass(frozen=True, slots=True)
 class MeshUse:
-    """The division of modules over a mesh.
+    """How a mesh divides modules and data.
 
     Attributes:
         mesh: description of the mesh, for messages.
@@ -70,7 +70,7 @@ class MeshUse:
 
     @property
     def same_samples(self) -> frozenset[int]:
-        """The dimensions whose ranks compute with the same samples."""
+        """The mesh dimensions whose ranks compute with the same samples."""
         return self.model_parallel - self.data_parallel
 
     @property
@@ -79,7 +79,7 @@ class MeshUse:
         return Sharding(self.sizes, tuple(dim not in self.splits for dim in range(len(self.sizes))))
 
     def data_place(self, rank: int) -> tuple[int, int]:
-        """Return which part of the data a rank uses, and how many parts there are."""
+        """Return the index of the data part that a rank uses, and the number of parts."""
         dimensions, same = range(len(self.sizes)), self.same_samples
         place = Sharding(self.sizes, tuple(dim in same for dim in dimensions)).key_of(rank)
         index, count = 0, 1
@@ -89,9 +89,9 @@ class MeshUse:
 
 
 def declare_meshes(module: nn.Module) -> None:
-    """Declare the mesh of one rank that a tensor-parallel plan uses, so that a job of one worker can be recovered.
+    """Declare the mesh of one rank that a tensor-parallel plan uses, so that a job with one worker can be recovered.
 
-    Tensors over such a mesh would be whole in any job, so :func:`.meshes.require_world` refuses it in a larger one.
+    Tensors over such a mesh would be unsharded in any job, so :func:`.meshes.require_world` refuses it in a larger one.
     """
     for _, tensor in _tensor_parallel(module):
         meshes.declare_alone(tensor.device_mesh)
@@ -100,7 +100,7 @@ def declare_meshes(module: nn.Module) -> None:
 def require_supported(
     name: str, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], pipeline: Pipeline | None = None
 ) -> None:
-    """Raise if some part of the module cannot be moved to another group.
+    """Raise if a part of the module cannot be moved to another group.
 
     Args:
         name, module: the module and its name in the state.
@@ -161,7 +161,10 @@ def _unsupported_mesh(info: Any) -> str:
 
 
 def refuse_sequences() -> None:
-    """Refuse a mesh dimension for context parallelism if no model is sharded: its ranks would use different samples."""
+    """Refuse a mesh dimension for context parallelism if no model is sharded.
+
+    Its ranks would otherwise use different samples.
+    """
     for one in meshes.declared():
         if _SEQUENCE in one.names:
             raise UsageError(
@@ -223,7 +226,7 @@ def _root_of(mesh: Any) -> Any:
 
 
 def _dimensions(root: Any, mesh: Any) -> list[int]:
-    """Return the dimensions of the root mesh that a slice contains."""
+    """Return the dimensions of the root mesh that belong to a slice."""
     if mesh is root or mesh.mesh_dim_names is None:
         return list(range(mesh.ndim))
     return [root.mesh_dim_names.index(name) for name in mesh.mesh_dim_names]
@@ -253,10 +256,11 @@ def attach(
             _shard(module, optimizers, pg)
         else:
             raise UsageError(
-                f"{type(module).__name__} is sharded over {before[0]} ranks, this one being rank {before[1]}, and the "
-                f"generation has {world_size}, this one being rank {rank}: a sharded state needs a world of fixed "
-                "size. Fix: set MIN_WORKER_NUM and MAX_WORKER_NUM to WORKER_NUM; for another size, write a point with "
-                "`samebits ckpt export --format dcp` and start over with samebits.elastic.load_dcp"
+                f"{type(module).__name__} is sharded over {before[0]} ranks (this process is rank {before[1]}), "
+                f"but the generation has {world_size} (this process is rank {rank}). A sharded state needs a "
+                "world of fixed size. Fix: set MIN_WORKER_NUM and MAX_WORKER_NUM to WORKER_NUM; for another "
+                "size, write a point with `samebits ckpt export --format dcp` and start over with "
+                "samebits.elastic.load_dcp"
             )
     discard([old])  # in another thread, since freeing the last group waits for its threads
 
@@ -272,7 +276,7 @@ def accumulates(module: nn.Module) -> bool:
 
 
 def reset(module: nn.Module) -> None:
-    """Discard what an interrupted step has left: reshard the parameters, and wait for no pending work."""
+    """Discard what an interrupted step has left: reshard the parameters and drop pending work."""
     for group in _groups(module):
         group._all_gather_result = None  # its work ends with the group, and waiting for it would raise
         for param in group.fsdp_params:
@@ -287,7 +291,7 @@ _places: weakref.WeakKeyDictionary[nn.Module, tuple[int, ...]] = weakref.WeakKey
 
 
 def _enter_mesh(module: nn.Module, root: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Move a module to its declared mesh's current groups; the first time, cut its parameters.
+    """Move a module to the current groups of its declared mesh. The first time, shard its parameters.
 
     Raises:
         UsageError: the parameters are cut for a different place in the mesh.
@@ -295,9 +299,9 @@ def _enter_mesh(module: nn.Module, root: Any, optimizers: Sequence[torch.optim.O
     before, now = _places.get(module), tuple(root.get_coordinate())
     if before not in (None, now):
         raise UsageError(
-            f"{type(module).__name__} is sharded for the place {before} in its mesh {tuple(root.shape)}, and this "
-            f"generation has given this process the place {now}: a sharded rank cannot take another rank's place. "
-            "Fix: restart this process"
+            f"{type(module).__name__} is sharded for position {before} in its mesh {tuple(root.shape)}, but this "
+            f"generation has assigned position {now} to this process, and a sharded rank cannot take another "
+            "rank's position. Fix: restart this process"
         )
     for info in _mesh_infos(module):
         fsdp2_private.refresh(info)
@@ -335,7 +339,7 @@ def _shard(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], pg: d
 
 
 def _cut(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Replace each whole parameter, and its moments, with this rank's part."""
+    """Replace each unsharded parameter and its moments by this rank's shard."""
     apart = [tensor for _, tensor in _tensor_parallel(module)]
     cut = {id(param.sharded_param) for group in _groups(module) for param in group.fsdp_params} | set(map(id, apart))
     for group in _groups(module):
@@ -356,7 +360,7 @@ def _cut(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None
 
 
 def _shard_parameter(param: Any) -> None:
-    """Shard a whole parameter as ``fully_shard`` does; the parameter stays the same object."""
+    """Shard a parameter as ``fully_shard`` does. The parameter object stays the same."""
     parameter = param.sharded_param
     whole = pieces.local(parameter)
     if not whole.is_meta:
@@ -376,7 +380,7 @@ def _shard_parameter(param: Any) -> None:
 
 
 def is_flattened(module: nn.Module) -> bool:
-    """Return whether FSDP1 has wrapped the module or a part of it."""
+    """Return whether FSDP1 has wrapped the module or one of its submodules."""
     found = sys.modules.get(_FSDP1_MODULE)
     return found is not None and any(isinstance(one, found.FullyShardedDataParallel) for one in module.modules())
 
@@ -385,7 +389,7 @@ def is_flattened(module: nn.Module) -> bool:
 
 
 def _states(module: nn.Module) -> Iterator[Any]:
-    """Yield FSDP2's state of every module it was applied to; several modules may share one."""
+    """Yield the FSDP2 states of a module and its submodules; several modules may share one."""
     found = sys.modules.get(_STATE_MODULE)
     if found is None:
         return
@@ -407,7 +411,7 @@ def _distributed(module: nn.Module) -> Iterator[Any]:
 
 
 def _tensor_parallel(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the DTensors that no ``fully_shard`` manages, with their paths."""
+    """Yield the DTensors that are not managed by ``fully_shard``, with their paths."""
     managed = {id(param.sharded_param) for group in _groups(module) for param in group.fsdp_params}
     for path, tensor in _named_tensors(module):
         if pieces.is_distributed(tensor) and id(tensor) not in managed:

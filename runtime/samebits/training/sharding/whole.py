@@ -1,6 +1,6 @@
 """Join the pieces of all ranks into whole tensors.
 
-Every piece contains its position, so the order of ranks does not matter, and missing parts are an error.
+Every piece contains its position, so the order of the ranks does not matter, and missing parts are an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["has_pieces", "whole"]
 
 
 def whole(trees: Sequence[Any], owns: Sequence[Mapping[str, Any]], path: str = "state") -> Any:
-    """Return the values of one step's points with whole tensors in place of pieces.
+    """Return the values of one step's points, with whole tensors in place of pieces.
 
     Args:
         trees: the values of every rank's point; in a pipeline, each lacks the stages of other ranks.
@@ -53,7 +53,7 @@ def _together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], path
     try:
         return _put_together(shared, owns, path)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, StopIteration, RuntimeError) as error:
-        raise CheckpointError(f"{path}: the points' pieces of it are not as they were saved: {error!r}") from None
+        raise CheckpointError(f"{path}: its pieces in the points differ from what was saved: {error!r}") from None
 
 
 def _put_together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], path: str) -> torch.Tensor:
@@ -77,7 +77,7 @@ def _put_together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], 
 
 
 def _require_tiling(parts: Sequence[Piece], path: str) -> None:
-    """Raise unless parts that have as many elements as the tensor cover it; wrong offsets would leave a gap.
+    """Raise unless the parts, which have as many elements as the tensor, cover it without gaps.
 
     Raises:
         CheckpointError: a part extends beyond the tensor, or two parts overlap.

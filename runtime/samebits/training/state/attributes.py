@@ -1,4 +1,4 @@
-"""Keep the plain attributes of modules and optimizers that change during training, such as ``dropout.p``.
+"""Save and restore the plain attributes of modules and optimizers that change during training, such as ``dropout.p``.
 
 A loop may anneal such a number, and a forward pass or an optimizer may count calls in one. No ``state_dict()`` contains
 these numbers. An attribute that never changes is left out, because it may differ between ranks, as a rank number does.
@@ -36,7 +36,7 @@ class PlainAttributes:
         self.follow(objects)
 
     def follow(self, objects: Mapping[str, object]) -> None:
-        """Replace the objects; an object's first values are those that it has when it is first followed."""
+        """Replace the followed objects. An object's initial values are those that it has when it is first followed."""
         self._owners = {path: vars(one) for path, one in objects.items()}
         self._first = {id(own): self._first.get(id(own)) or _plain(own) for own in self._owners.values()}
         self._look()
@@ -76,7 +76,7 @@ class PlainAttributes:
                 own[name] = kept
 
     def since_start(self) -> dict[str, dict[str, Any]]:
-        """Return the values that differ from those at the start, by the path of their object and by name."""
+        """Return the attributes that have changed since the start: object path → attribute name → value."""
         found = {}
         for path, own in self._owners.items():
             first = self._first[id(own)]
@@ -86,7 +86,7 @@ class PlainAttributes:
         return found
 
     def load(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
-        """Adopt the result of :meth:`since_start` from this or another process."""
+        """Set the attributes that :meth:`since_start` returned in this or another process."""
         for path, own in self._owners.items():
             first, given = self._first[id(own)], changed.get(path, {})
             for name in _plain(own).keys() - first.keys() - given.keys():
@@ -119,7 +119,10 @@ def _plain_or_other(value: Any) -> Any:
 
 
 def _differ(one: Any, other: Any, *, new: bool = False) -> bool:
-    """Return whether two values differ; with ``new``, a value differs from one that was not plain or did not exist."""
+    """Return whether two values differ.
+
+    With ``new``, a value that was not plain or did not exist before also differs.
+    """
     if one is other:
         return False
     if one is _OTHER or other is _OTHER:

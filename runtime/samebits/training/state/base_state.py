@@ -1,4 +1,4 @@
-"""Define ``State``: what a commit does for the user, and what ``elastic.run`` needs from any state.
+"""Define ``State``, the base class of all states: commits for the user's loop, save and restore for ``elastic.run``.
 
 A subclass implements Horovod's methods ``save``, ``restore``, ``sync`` and ``reset``, which are called at three points
 only. A commit calls ``save`` and then notifies the session. The loss of a peer calls ``restore``. The beginning of a
@@ -33,7 +33,7 @@ __all__ = ["CommitSink", "State", "source_of_sync"]
 
 
 class CommitSink(Protocol):
-    """Receiver of a state's commits: the running ``elastic.run``.
+    """Interface through which a state reports its commits to the running ``elastic.run``.
 
     Attributes:
         recovers: whether the training function is called again after a loss.
@@ -42,7 +42,7 @@ class CommitSink(Protocol):
     recovers: bool
 
     def before_step(self) -> None:
-        """Prepare for an optimizer step; the state is still its last commit."""
+        """Prepare for an optimizer step, while the state still equals its last commit."""
 
     def save(self) -> None:
         """Handle a commit of the current state."""
@@ -58,12 +58,12 @@ class CommitSink(Protocol):
 
 
 class State(ABC):
-    """Base class for a state of your own, with Horovod's methods.
+    """Base class for user-defined states, with Horovod's methods.
 
-    Override ``save``, ``restore`` and ``sync``; ``reset`` if needed. The job then survives the loss of any rank,
-    including rank 0, with a copy in memory: within ``sync``, root rank 0 is the rank with the newest commit. To survive
-    the loss of all ranks at once, also define ``state_dict()`` and ``load_state_dict()``; otherwise the job restarts
-    from its initial state.
+    Override ``save``, ``restore`` and ``sync``, and ``reset`` if needed. The job then survives the loss of any rank,
+    including rank 0, because every other rank holds a copy in memory. Inside ``sync``, root rank 0 means the rank with
+    the newest commit. To survive the loss of all ranks at once, also define ``state_dict()`` and ``load_state_dict()``;
+    otherwise the job restarts from its initial state.
     """
 
     def __init__(self, *_: object) -> None:
@@ -149,13 +149,16 @@ class State(ABC):
         """
 
     def reset(self) -> None:  # noqa: B027 - nothing to do is the usual case
-        """Handle a membership change, in the new group and before :meth:`sync`. Does nothing by default."""
+        """React to a membership change; does nothing by default.
+
+        Called in the new process group, before :meth:`sync`.
+        """
 
     def shared_values(self) -> Mapping[str, Any] | None:
         """Return the values that must be equal on every rank at a commit, by name.
 
-        The values are plain values, tensors, and trees of these. If ranks differ, the job rolls back or ends. None, the
-        default, means that nothing is compared.
+        Values may be plain values, tensors, or nested containers of these. If they differ between ranks, the job rolls
+        back or ends. Return None, the default, to compare nothing.
         """
         return None
 
@@ -164,7 +167,7 @@ class State(ABC):
         self._running("check_host_updates").check()
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
-        """Call these functions whenever the members have changed, before the state is restored.
+        """Register functions to call after each membership change, before the state is restored.
 
         The functions run in the new group. They can set a learning rate that depends on the world size.
         """
@@ -179,7 +182,7 @@ class State(ABC):
 
     @property
     def is_running(self) -> bool:
-        """Whether a training function runs with this state."""
+        """Whether a training function is currently running with this state."""
         return self._session is not None
 
     @property
@@ -194,63 +197,63 @@ class State(ABC):
 
     @property
     def holds_commit(self) -> bool:
-        """Whether the state is known to be the last commit, because no value has changed since."""
+        """Whether the current values are known to equal the last commit."""
         return self._point is not None and not is_stateful(self)
 
     @property
     def has_own_parts(self) -> bool:
-        """Whether a rank's own points hold values that no other rank's points have."""
+        """Whether a rank's checkpoints contain values that no other rank's checkpoints contain."""
         return False
 
     def sharding(self, world_size: int) -> Sharding | None:
-        """Return which of the job's ranks hold the same part of the state; None if each holds all of the state."""
+        """Return which ranks hold the same part of the state, or None if every rank holds all of it."""
         return None
 
     @property
     def complete_epoch(self) -> int | None:
-        """The epoch whose loop had no batch left when it was last entered; None if batches were left."""
+        """The epoch that had no batches left when its loop was last entered, or None if there were batches left."""
         return None
 
     @property
     def generators(self) -> Generators | None:
-        """This process's generators if nothing else is stored only in its own points, else None."""
+        """This process's random number generators, if they are all that only its own points store; otherwise None."""
         return None
 
     def look_for_hidden(self, look: HiddenStateLook | None) -> None:
-        """Make ``look`` search for values outside the state from the next commit on; None ends the search."""
+        """Use ``look`` from the next commit on to find values outside the state that change; None stops the search."""
         self._hidden = look
 
     def look_before_save(self) -> None:
-        """Search for values outside the state that changed before the current commit, which is about to be saved."""
+        """Search for values outside the state that have changed, just before the current commit is saved."""
         if self._hidden is not None and not self._hidden.saving():
             self._hidden = None
 
     def takes_again(self, is_again: bool) -> None:
-        """Set whether the step since the last commit is retaken for comparison; its reports are then discarded."""
+        """Set whether the current step is repeated for comparison; reports of a repeated step are discarded."""
         self._is_again = is_again
 
     def require_no_anomaly(self) -> None:
-        """Raise before a commit if any rank's report requires the step to be computed again. May be a collective."""
+        """Raise before a commit if any rank's report requires the step to be recomputed. May be a collective."""
         self._reporter.vote(context.current("state.commit()"))
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
-        """Send commits to ``session`` from now on, and draw random numbers for this rank."""
+        """Send commits to ``session`` from now on, and draw this rank's random numbers."""
         if session is None:
             with contextlib.suppress(UsageError):  # the error was reported when the value was first given
                 self._reporter.flush()
         self._session, self._rank = session, rank
 
     def enter_group(self) -> None:  # noqa: B027 - nothing to do is the usual case
-        """Use a new generation's group, before this rank holds a point of it."""
+        """Switch to the new generation's process group, before this rank has received its restore point."""
 
     def on_reset(self) -> None:
-        """Call :meth:`reset`, then the user's callbacks, after a change of members."""
+        """Call :meth:`reset` and the registered callbacks after a membership change."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def begin(self, point: Point) -> None:
-        """Begin a generation with the current state, which is ``point`` on the ranks that held it."""
+        """Begin a generation. The current state is ``point`` on the ranks that held it."""
         self._is_beginning = True
         try:
             self._make_equal()
@@ -265,17 +268,20 @@ class State(ABC):
         self._committed_steps = self.completed_steps
 
     def was_saved(self) -> None:  # noqa: B027 - nothing to do is the usual case
-        """Note that the last commit has been saved."""
+        """Record that the last commit has been saved."""
 
     def finish(self) -> None:  # noqa: B027 - as reset
-        """Finish training once the training function has returned on this rank; the group can still be used."""
+        """Finish training.
+
+        Called on each rank when its training function has returned; the process group still works.
+        """
 
     def forget(self) -> None:
-        """Mark the current values as not being a valid commit."""
+        """Record that the current values are not a valid commit."""
         self._point = None
 
     def recall(self) -> Point | None:
-        """Return to the last commit and return its point; None if the commit is not in memory."""
+        """Restore the last commit from memory and return its point, or None if it is not in memory."""
         if not self._can_restore():
             return None
         self.restore()
@@ -284,16 +290,19 @@ class State(ABC):
         return self._point
 
     def contents(self) -> dict[str, Any]:
-        """Return everything as a tree with tensors: ``shared`` is equal on every rank, ``own`` is this rank's only."""
+        """Return the complete state as nested dicts.
+
+        ``shared`` holds the values that are equal on every rank; ``own`` holds this rank's own values.
+        """
         values = {"state": StateHandler(self).contents()} if is_stateful(self) else {}
         return {"shared": {"steps": self.completed_steps, "values": values}, "own": {}}
 
     def live_contents(self) -> dict[str, Any]:
-        """Return the part of ``contents()`` whose tensors may be filled in place before :meth:`load`."""
+        """Return the part of ``contents()`` whose tensors may be overwritten in place before :meth:`load` is called."""
         return {}
 
     def load(self, contents: dict[str, Any], *, own: bool) -> None:
-        """Adopt ``contents``; ``own`` is True if they were saved by this rank.
+        """Load ``contents``. ``own`` is True if this rank saved them.
 
         Raises:
             CheckpointError: the contents belong to another program.
@@ -304,12 +313,12 @@ class State(ABC):
         self._committed_steps = contents["shared"]["steps"]
 
     def compared(self) -> list[Named] | None:
-        """Return the values that must be equal on every rank at every commit; None if unknown."""
+        """Return the values that must be equal on every rank at every commit, or None if they are unknown."""
         values = self.shared_values()
         return None if values is None else [Named(PartKind.SHARED, name, one) for name, one in values.items()]
 
     def loose(self) -> list[Named]:
-        """Return the values that may differ between ranks, and are listed if they do."""
+        """Return the values that may differ between ranks. Differences are only reported."""
         return []
 
     def at_rest(self, point: Point) -> Sequence[torch.Tensor]:
@@ -321,7 +330,7 @@ class State(ABC):
         return []
 
     def shards(self, *, at_rest: bool = False) -> Mapping[str, torch.Tensor]:
-        """Return this rank's pieces of sharded weights by name, sorted by name.
+        """Return this rank's shards of the weights, sorted by name.
 
         Args:
             at_rest: add their moments, and return nothing if the script may have written to weights since the last
@@ -353,7 +362,7 @@ class State(ABC):
         return False
 
     def _count(self) -> None:
-        """Count a commit as a step; classes with optimizers count optimizer steps instead."""
+        """Count a commit as a step. Subclasses with optimizers count optimizer steps instead."""
         self._committed_steps += 1
 
     def _can_restore(self) -> bool:
@@ -368,7 +377,7 @@ _source: ContextVar[int | None] = ContextVar("source_of_sync", default=None)
 
 
 def source_of_sync() -> int | None:
-    """Return the rank with the newest commit if called inside ``sync`` at a generation's beginning, else None."""
+    """Return the rank with the newest commit if called from ``sync`` at the start of a generation, otherwise None."""
     return _source.get()
 
 
@@ -382,7 +391,7 @@ def _synced_from(rank: int) -> Iterator[None]:
 
 
 def _newest_holder() -> int:
-    """Return the first rank that needed no other rank's copy of the restore point. A collective."""
+    """Return the first rank that already held the restore point itself. A collective."""
     process = context.current("state.sync()")
     generation = process.generation
     if generation is None or generation.world_size == 1 or generation.restore is None:

@@ -78,7 +78,7 @@ class StepLog:
 
     @classmethod
     def of(cls, asked: bool | StepLog) -> StepLog | None:
-        """Return the options of the requested log; None if none was requested.
+        """Convert the ``step_log`` argument to options, or None if the step log is off.
 
         Raises:
             UsageError: ``asked`` is neither a bool nor a StepLog.
@@ -167,7 +167,7 @@ class CheckpointConfig:
         if self.prefix and not is_prefix(self.prefix):
             raise UsageError(
                 f"prefix={self.prefix!r}: expected a folder name of letters, digits, - and _ that does not begin "
-                "with a digit; the folder above it is directory"
+                "with a digit; its parent folder is set with directory"
             )
 
     def _require_one_rhythm(self) -> None:
@@ -191,7 +191,7 @@ class CheckpointConfig:
             )
 
     def folder_below(self, checkpoint_path: Path | str) -> Path | str:
-        """Return the absolute path of the ranks' parent folder; ``checkpoint_path`` is the job's CHECKPOINT_PATH."""
+        """Return the absolute path of the folder that contains the ranks' folders, given the job's CHECKPOINT_PATH."""
         given = self.directory or checkpoint_path
         location = folder_or_url(given) if isinstance(given, str) else given
         if isinstance(location, str):

@@ -1,7 +1,7 @@
-"""Hash the parts of a state that are compared between ranks, and combine them into one digest.
+"""Hash the parts of a state that are compared between ranks, and combine the hashes into one digest.
 
-Every part has a name and its own hash. So a difference between digests of a few bytes can be explained later without
-the tensors.
+Each part has a name and its own hash, so ranks only exchange a few bytes. If the digests differ, the hashes show which
+parts differ, without sending the tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Named", "digest_of", "is_hashable", "parts_of", "shown"]
 
 
 class Named(NamedTuple):
-    """A named part of a state: printable text, a tensor, or any tree with tensors."""
+    """A named part of a state: text, a tensor, or a nested structure with tensors."""
 
     kind: PartKind
     name: str
@@ -29,13 +29,13 @@ class Named(NamedTuple):
 
 
 def parts_of(named: Iterable[Named]) -> list[Part]:
-    """Return each part with its hash; parts that cannot be saved have no hash and are left out."""
+    """Hash each named part. Parts that cannot be saved cannot be hashed and are left out."""
     hashed = ((one, _value_of(one.value)) for one in named)
     return [Part(one.kind, printable(one.name, MAX_PART_CHARS), value) for one, value in hashed if value is not None]
 
 
 def digest_of(parts: Sequence[Part]) -> bytes:
-    """Return the digest of these parts, in this order."""
+    """Return the combined digest of these parts, which depends on their order."""
     digest = xxhash.xxh3_128()
     for part in parts:
         digest.update(f"{part.kind:d}\0{part.name}\0{part.value}\0".encode())
@@ -43,12 +43,12 @@ def digest_of(parts: Sequence[Part]) -> bytes:
 
 
 def is_hashable(value: object) -> bool:
-    """Return whether the value is a plain tensor, which is completely described by its bytes."""
+    """Return whether the value is a plain tensor, whose bytes describe it completely."""
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided  # type: ignore[attr-defined]
 
 
 def shown(value: Any) -> Any:
-    """Return a plain value's text if it is short enough to show, else the value, which is then hashed."""
+    """Return a plain value's text if it is short enough for a message; otherwise, return the value, to be hashed."""
     items = value.values() if type(value) is dict else (value,)
     text = repr(value) if all(type(item) in (bool, int, float, str, type(None), tuple) for item in items) else ""
     return text if 0 < len(text) <= MAX_PART_CHARS else value

@@ -1,7 +1,7 @@
-"""Lay many tensors end to end in one tensor, so that one collective serves all of them.
+"""Copy many tensors into one flat tensor, so that a single collective can process all of them.
 
-There is one flat tensor per dtype and device, in the order in which the tensors are given. The same tensors always have
-the same positions, so their sums have the same bits. Either all of the tensors are changed, or none.
+There is one flat tensor per dtype and device, and each tensor always has the same position in it, so sums have the same
+bits. If the operation fails, no tensor is changed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _Kind = tuple[torch.dtype, torch.device]
 
 
 class FlatBuffers:
-    """Memory for one list of tensors, reused from call to call."""
+    """Reusable memory for flattening one list of tensors."""
 
     def __init__(self) -> None:
         self._flat: dict[_Kind, torch.Tensor] = {}
 
     @torch.no_grad()
     def change(self, tensors: Sequence[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
-        """Let ``change`` alter the flattened tensors; if it raises, all tensors stay as they are."""
+        """Apply ``change`` to the flattened tensors and copy the results back. If it raises, no tensor is changed."""
         kinds: dict[_Kind, list[torch.Tensor]] = {}
         for tensor in tensors:
             kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)

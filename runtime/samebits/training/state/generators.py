@@ -1,14 +1,14 @@
-"""Detect, within microseconds, whether a random number generator of this process was used, and pack their states.
+"""Detect within microseconds whether a random number generator was used, and pack generator states.
 
-Reading a state through the library (625 Python numbers, or NumPy's dict) costs more than comparing it. So the memory in
-which a generator keeps its state is compared directly.
+Reading a state through the library (625 Python numbers, or NumPy's dict) takes longer than comparing it, so the memory
+that holds the state is compared directly.
 
-Two of these locations are private to their libraries. Before one is relied on, its contents are compared with the state
-that the library reports; if they differ, the library is asked every time:
+Two of these memory layouts are private to their libraries. Each is first compared with the state that the library
+reports; if they differ, the library is used every time:
 
 - CPython's ``_random.Random`` has, after its object header, an ``int`` index and 624 words (``_randommodule.c``).
-- NumPy's ``MT19937`` has 624 words and an ``int`` position at ``ctypes.state_address`` (``mt19937.h``). The second of a
-  pair of normal numbers is stored elsewhere, so NumPy is asked while one is pending.
+- NumPy's ``MT19937`` has 624 words and an ``int`` position at ``ctypes.state_address`` (``mt19937.h``). NumPy draws
+  normal numbers in pairs and stores the second one elsewhere, so the library is used while one is stored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Seen = tuple[Any, ...]
 
 
 class Generators:
-    """The states of this process's generators at the last look.
+    """The states of this process's random number generators when :meth:`look` was last called.
 
     Attributes:
         version: incremented whenever a look finds a generator used or seeded.
@@ -51,7 +51,7 @@ class Generators:
         self._torch = torch.default_generator.get_state
 
     def look(self) -> bool:
-        """Return whether any generator has changed since the last look."""
+        """Read the generators, and return whether any has changed since the last call."""
         seen = (self._python(), self._torch().numpy().tobytes(), self._numpy.look(), self._accelerator())
         if seen == self._seen:
             return False
@@ -60,7 +60,7 @@ class Generators:
         return True
 
     def packed(self) -> bytes:
-        """Return the states found by the last look; :func:`unpack` converts them for ``rng.restore``."""
+        """Return the states that :meth:`look` found, packed as bytes for :func:`unpack`."""
         if self._packed is None:
             packed: bytes = msgpack.packb(self._seen, use_bin_type=True)
             self._packed = packed
@@ -93,7 +93,7 @@ def _tensor(content: bytes) -> torch.Tensor:
 
 
 def _look_at_python() -> Callable[[], tuple[bytes, float | None]]:
-    """Return a function that reads index and words, and the pending second of a pair of normal numbers."""
+    """Return a function that reads the state of Python's generator: index, words, and a stored second normal number."""
     inst: Any = random._inst
     told = _ask_python()
     if sys.implementation.name == "cpython" and type(inst).__basicsize__ >= object.__basicsize__ + _MT_BYTES:
@@ -109,7 +109,7 @@ def _ask_python() -> tuple[bytes, float | None]:
 
 
 class _NumpyLook:
-    """NumPy's global generator, once the script has imported NumPy."""
+    """Reads NumPy's global generator, once the script has imported NumPy."""
 
     def __init__(self) -> None:
         self._random: Any = None
@@ -119,7 +119,10 @@ class _NumpyLook:
         self._told: tuple[Any, ...] | None = None
 
     def look(self) -> tuple[Any, ...] | None:
-        """Return ``numpy.random.get_state()`` with the keys as bytes; the same object while nothing has changed."""
+        """Return ``numpy.random.get_state()`` with the keys as bytes.
+
+        Returns the same object as long as the state has not changed.
+        """
         if self._random is None:
             self._random = sys.modules.get("numpy.random")
         return self._told if self._random is None or self._is_as_told() else self._ask()
@@ -146,7 +149,7 @@ class _NumpyLook:
 
 
 def _look_at_accelerator() -> Callable[[], tuple[str, bytes] | None]:
-    """Return a function that reads the current device's generator state, with the device type's name."""
+    """Return a function that reads the current device's generator state and the name of its device type."""
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None:
         return lambda: None

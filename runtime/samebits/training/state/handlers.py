@@ -1,7 +1,7 @@
-"""Handlers that remember, restore and take apart the values of a state, one per value, and their registry.
+"""Define how each kind of value in a state is remembered, restored and saved, and register these handlers.
 
-Weights and moments change only in an optimizer step, so until the next step they *are* the commit and need no copy.
-``remember`` keeps only the rest: the values that a forward pass or the user's loop changes.
+Weights and optimizer moments change only in an optimizer step. Until the next step they still equal the commit and need
+no copy. ``remember`` therefore copies only the other values, which a forward pass or the user's loop can change.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class StateHandler:
         return isinstance(self.value, torch.optim.lr_scheduler.LRScheduler)
 
     def contents(self) -> Any:
-        """Return everything to restore, as a tree of plain values and tensors; no copy is needed."""
+        """Return everything that must be saved, as nested plain values and tensors. No copy is needed."""
         return self.value.state_dict()
 
     def load(self, contents: Any) -> None:
@@ -99,20 +99,20 @@ class StateHandler:
         self.value.load_state_dict(contents)
 
     def load_back(self, contents: Any) -> None:
-        """Adopt an earlier ``contents()`` of this value; keep no references to it, since it may be needed again."""
+        """Restore an earlier ``contents()`` of this value. Keep no references to it, because it may be needed again."""
         self.load(copied_tree(contents))
 
     def unlisted(self) -> dict[str, Any]:
-        """Return, as a tree with tensors, data that belongs to the value but is not in :meth:`contents`."""
+        """Return data of the value that is not in :meth:`contents`, as nested plain values and tensors."""
         return {}
 
     def load_unlisted(self, unlisted: Mapping[str, Any]) -> None:
-        """Adopt the result of :meth:`unlisted` from this or another rank; called before :meth:`load`."""
+        """Restore the result of :meth:`unlisted` from this or another rank. Called before :meth:`load`."""
 
     def remember(self) -> None:
-        """Keep what may change before the next optimizer step. Called at every commit, so it must be cheap.
+        """Copy what may change before the next optimizer step. Called at every commit, so it must be fast.
 
-        Keep copies: a loop may continue to fill the list that was committed.
+        Store copies, not references: the loop may, for example, append to a list after the commit.
 
         Raises:
             UsageError: the value holds something that cannot be saved.
@@ -122,27 +122,27 @@ class StateHandler:
         require_savable(self._remembered, self.path)
 
     def undo(self) -> None:
-        """Restore the object's structure as last remembered; its values are restored by a later call."""
+        """Restore the object's structure as of the last :meth:`remember`; a later call restores its values."""
 
     def recall(self) -> None:
-        """Restore the remembered values; called after :meth:`undo`, if no optimizer step has begun since."""
+        """Restore the remembered values. Called after :meth:`undo`, if no optimizer step has begun since the commit."""
         self.load(copy.deepcopy(self._remembered))
 
     def has_changed(self) -> bool:
-        """Return whether the value may differ from what was last remembered, apart from the tensors of ``stepped()``.
+        """Return whether the value may differ from what was last remembered, not counting :meth:`stepped` tensors.
 
-        A subclass that remembers in its own way and does not override this counts as possibly changed.
+        A subclass that overrides ``remember`` but not this method counts as possibly changed.
         """
         if type(self).remember is not StateHandler.remember:
             return True
         return not same(self.contents(), self._remembered)
 
     def changed(self) -> Sequence[str]:
-        """Return the names of values known to differ from what was last remembered, such as ``state.best``.
+        """Return the names of values that are known to have changed since ``remember``, such as ``state.best``.
 
-        The tensors of ``stepped()`` are left out. Called once per step, so tensors are read only if torch's count of
-        changes, or the object itself, is different. A subclass that remembers in its own way returns nothing unless it
-        overrides this.
+        The tensors of :meth:`stepped` are left out. Called once per step, so tensors are read only if their version
+        counter or the tensor object has changed. A subclass that overrides ``remember`` but not this method returns
+        nothing.
         """
         if type(self).remember is not StateHandler.remember:
             return ()
@@ -154,11 +154,11 @@ class StateHandler:
         return (self.path,)
 
     def changed_attributes(self) -> Sequence[str]:
-        """Return the names of plain attributes of the object that differ from what was last remembered."""
+        """Return the names of the object's plain attributes that have changed since ``remember``."""
         return ()
 
     def tensors_changed(self) -> bool:
-        """Return whether tensors that only an optimizer step changes, and are not in ``stepped()``, have changed."""
+        """Return whether a tensor outside :meth:`stepped` that only an optimizer step may change has changed."""
         return False
 
     def loose(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class StateHandler:
         return {"": self.contents()}
 
     def stepped(self) -> Sequence[torch.Tensor]:
-        """Return the tensors that only an optimizer step changes, which ``remember`` leaves out."""
+        """Return the tensors that only an optimizer step changes, and that ``remember`` does not copy."""
         return ()
 
 
@@ -198,7 +198,7 @@ class ModuleHandler(StateHandler):
         return bool(self._with_extra_state)
 
     def load(self, contents: Any) -> None:
-        """Load ``contents()``, including buffers with their dtype and strides, even buffers not created here yet.
+        """Load ``contents()``. Buffers get the saved dtype and strides, and missing buffers are created.
 
         Raises:
             UsageError: a parameter has a different dtype or different strides in this process.
@@ -216,7 +216,7 @@ class ModuleHandler(StateHandler):
                     module._buffers[name] = value_trees.clone(given).to(buffer.device)
 
     def load_back(self, contents: Any) -> None:
-        """Load without copying the parameters first, since a module copies values into its own tensors."""
+        """Load without copying the parameters first, because a module copies values into its own tensors anyway."""
         parameters = dict(self.value.named_parameters(remove_duplicate=False))
         self.load({name: one if name in parameters else copied_tree(one) for name, one in contents.items()})
         if any(_share_memory(one, contents.get(name)) for name, one in parameters.items()):  # adopted, not copied
@@ -227,7 +227,7 @@ class ModuleHandler(StateHandler):
         return self._beside.unlisted()
 
     def load_unlisted(self, unlisted: Mapping[str, Any]) -> None:
-        """Adopt modes, flags, plain attributes, and buffers that are not persistent."""
+        """Restore modes, flags, plain attributes, and buffers that are not persistent."""
         self._beside.load_unlisted(unlisted)
 
     def remember(self) -> None:
@@ -331,7 +331,7 @@ class OptimizerHandler(StateHandler):
         return names
 
     def _regroup(self, names: list[list[str]] | None, given: list[dict[str, Any]], named: dict[str, Any]) -> None:
-        """Restore the optimizer's groups as they were when these contents were taken.
+        """Restore the optimizer's parameter groups as they were when the contents were saved.
 
         Args:
             names: each group's parameter names; None: the groups that the optimizer had when the state was created.
@@ -359,12 +359,12 @@ class OptimizerHandler(StateHandler):
         ]
 
     def load(self, contents: Any) -> None:
-        """Load ``contents()`` with its dtypes, strides and types at any depth.
+        """Load ``contents()`` with the saved dtypes, strides and types.
 
-        torch's own ``load_state_dict`` casts tensors to their parameter's dtype and cannot rebuild strings.
+        torch's own ``load_state_dict`` casts tensors to their parameter's dtype and cannot restore strings.
 
         Raises:
-            UsageError: an optimizer with its own ``state_dict()`` does not restore it.
+            UsageError: an optimizer's own ``load_state_dict()`` does not restore what its ``state_dict()`` returned.
         """
         contents, names = dict(contents), contents.get(_NAMES)
         contents.pop(_NAMES, None)
@@ -392,11 +392,11 @@ class OptimizerHandler(StateHandler):
         return [one for group in self.value.param_groups for one in group["params"]]
 
     def _has_torchs_state(self, contents: Any) -> bool:
-        """Return whether the class uses torch's own ``state_dict``, and these contents have that form."""
+        """Return whether the class uses torch's own ``state_dict()`` and the contents have its format."""
         return type(self.value).state_dict is torch.optim.Optimizer.state_dict and contents.keys() == _OPTIMIZER_KEYS
 
     def load_back(self, contents: Any) -> None:
-        """Copy into the existing moments if they match, since new memory pages cost more."""
+        """Copy into the existing moments if they match, because allocating new memory is slower."""
         pairs = self._moments_and(contents)
         if pairs is None:
             super().load_back(contents)
@@ -406,9 +406,9 @@ class OptimizerHandler(StateHandler):
                 moment.copy_(given)
 
     def _moments_and(self, contents: Any) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
-        """Pair every tensor of the optimizer's state with the tensor to copy into it; None if any does not match.
+        """Pair each saved tensor of the optimizer's state with the tensor that it is copied to.
 
-        Hyperparameters are left out: ``recall`` restores them.
+        Return None if any pair does not match. Hyperparameters are left out, because ``recall`` restores them.
         """
         if not self._has_torchs_state(contents) or not self._has_first_groups():
             return None
@@ -471,7 +471,7 @@ class OptimizerHandler(StateHandler):
         return found
 
     def tensors_changed(self) -> bool:
-        """Return whether a moment was replaced, or changed in place, since it was last remembered."""
+        """Return whether a moment was replaced or changed in place since the last ``remember``."""
         return self._moments != _moments_of(self.value)
 
     def recall(self) -> None:
@@ -487,10 +487,10 @@ class OptimizerHandler(StateHandler):
 
 
 class ScalerHandler(StateHandler):
-    """Handler for a gradient scaler, which also records, during a step, whose gradients are already unscaled.
+    """Handler for a gradient scaler.
 
-    A step that a lost peer interrupts leaves that record behind. If it were not cleared, only the survivors would
-    repeat the step with scaled gradients.
+    During a step, a scaler records which optimizers' gradients are already unscaled. If a lost peer interrupts the
+    step, this record must be cleared; otherwise, only the survivors would repeat the step with scaled gradients.
     """
 
     is_alike = True
@@ -508,7 +508,7 @@ class ScalerHandler(StateHandler):
         return not same(self.value.state_dict(), self._remembered)
 
     def changed(self) -> Sequence[str]:
-        """Compare the scaler's fields first, since ``state_dict()`` waits for the device."""
+        """Compare the scaler's Python fields first, because ``state_dict()`` waits for the device."""
         is_untouched = _are_marked(list(vars(self.value).values()), self._marks) and self._own == self._numbers()
         return () if is_untouched or not self.has_changed() else (self.path,)
 
@@ -587,7 +587,7 @@ class PlainHandler(StateHandler):
 
 
 class TrainedTensorHandler(StateHandler):
-    """Handler for a tensor that an optimizer trains, such as SAC's ``log_alpha``; it stays the same object."""
+    """Handler for a tensor that an optimizer trains directly, such as SAC's ``log_alpha``; it is never replaced."""
 
     is_alike = True
 
@@ -608,21 +608,21 @@ class TrainedTensorHandler(StateHandler):
             self.value.copy_(contents)
 
     def load_back(self, contents: Any) -> None:
-        """Copy the values, which keeps no reference to ``contents``."""
+        """Copy the values without keeping a reference to ``contents``."""
         self.load(contents)
 
     def remember(self) -> None:
         """Do nothing: only an optimizer step changes the tensor."""
 
     def has_changed(self) -> bool:
-        """Return False, since the tensor's version counter shows changes."""
+        """Return False, because the tensor's version counter already shows changes."""
         return False
 
     def recall(self) -> None:
         """Do nothing: only an optimizer step changes the tensor."""
 
     def loose(self) -> dict[str, Any]:
-        """Return nothing: the tensor is compared as a parameter."""
+        """Return nothing, because the tensor is compared like a parameter."""
         return {}
 
     def stepped(self) -> Sequence[torch.Tensor]:
@@ -660,10 +660,10 @@ def handler_of(value: Any) -> StateHandler | None:
 
 
 def require_savable(value: Any, path: str) -> None:
-    """Check at a commit that a value can be saved, so that no later save or recovery fails on it.
+    """Check at a commit that a value can be saved, so that no later save or recovery fails.
 
     Raises:
-        UsageError: the value cannot be saved; the message names the place and the type.
+        UsageError: the value cannot be saved; the message names its path and type.
     """
     if type(value) in _NUMBERS:  # the most frequent case
         return
@@ -680,7 +680,7 @@ def is_stateful(value: object) -> bool:
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """Return the script's module inside DistributedDataParallel, torch.compile and Lightning Fabric's wrapper.
+    """Unwrap a module from DistributedDataParallel, torch.compile and Lightning Fabric.
 
     Parameter names then do not depend on wrappers.
     """
@@ -695,10 +695,10 @@ def bare(module: nn.Module) -> nn.Module:
 
 
 def bare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer whose ``step`` changes the weights, inside Accelerate's or Lightning Fabric's wrapper.
+    """Unwrap an optimizer from Accelerate's or Lightning Fabric's wrapper.
 
-    A wrapper is recognised by its shape: ``.optimizer`` is an optimizer with the same state and parameter groups. An
-    optimizer that also keeps its own state is not treated as a wrapper.
+    A wrapper is recognised by its ``.optimizer``, which must be an optimizer with the same state and parameter groups.
+    An optimizer that also keeps its own state is not treated as a wrapper.
 
     Raises:
         UsageError: the object lacks attributes of torch's optimizers, so its steps cannot be followed.
@@ -734,7 +734,7 @@ def _has_extra_state(module: nn.Module) -> bool:
 
 
 def _fits(live: object, given: object) -> bool:
-    """Return whether one tensor can be copied into the other, element by element in memory order."""
+    """Return whether one tensor can be copied into the other element by element, in memory order."""
     return (
         isinstance(live, torch.Tensor)
         and isinstance(given, torch.Tensor)
@@ -746,9 +746,9 @@ def _fits(live: object, given: object) -> bool:
 
 
 def _is_same_kind(live: torch.Tensor, given: torch.Tensor) -> bool:
-    """Return whether copying keeps values and layout the same, strides included.
+    """Return whether a copy keeps values, dtype, shape and strides.
 
-    Points of earlier releases contain no strides, so plain strides in a point match any.
+    Checkpoints of earlier releases contain no strides, so they match any tensor.
     """
     if is_distributed(live) or is_distributed(given) or live.layout is not torch.strided:
         return True
@@ -766,7 +766,7 @@ def _require_same_kind(name: str, parameter: torch.Tensor, given: object) -> Non
 
 
 def _castable(value: Any) -> Any:
-    """Return the value without the items that torch's ``load_state_dict`` would iterate over as a list."""
+    """Return the value without items that torch's ``load_state_dict`` would mistake for a list of tensors."""
     items = value_trees.children(value)
     if items is not None:
         return value_trees.rebuilt(value, [(key, _castable(item)) for key, item in items])
@@ -774,7 +774,7 @@ def _castable(value: Any) -> Any:
 
 
 def _exactly(given: Any, loaded: Any) -> Any:
-    """Return ``given`` on the device to which torch's ``load_state_dict`` moved ``loaded``."""
+    """Return ``given`` unchanged, except that it is moved to the device of ``loaded``."""
     if isinstance(given, torch.Tensor):
         if is_distributed(given):
             is_cast = not isinstance(loaded, torch.Tensor) or loaded.dtype is not given.dtype
@@ -810,7 +810,7 @@ def _marks_of(tree: Any) -> _Marks:
 
 
 def _are_marked(tree: Any, marks: _Marks) -> bool:
-    """Return whether the tree has the tensors of these marks, and none of them has changed in place since."""
+    """Return whether the nested structure has the same tensors as when ``marks`` were taken, unchanged in place."""
     tensors = list(_tensors_in(tree))
     return len(tensors) == len(marks) and all(
         mark() is one and torch_private.version_of(one) == version
@@ -819,7 +819,7 @@ def _are_marked(tree: Any, marks: _Marks) -> bool:
 
 
 def _is_untouched(live: Any, kept: Any, marks: _Marks, *, leave_out: Sequence[str] = ()) -> bool:
-    """Return whether a tree equals an earlier copy of itself; unmarked tensors are compared by their bits."""
+    """Return whether a nested structure equals its earlier copy. Tensors without marks are compared bit by bit."""
     if leave_out and type(live) is dict and type(kept) is dict:
         live, kept = ({key: one for key, one in tree.items() if key not in leave_out} for tree in (live, kept))
         marks = []
@@ -827,7 +827,7 @@ def _is_untouched(live: Any, kept: Any, marks: _Marks, *, leave_out: Sequence[st
 
 
 def _moments_of(optimizer: torch.optim.Optimizer) -> tuple[list[int], list[int]]:
-    """Return the ids of all values in an optimizer's state, and torch's counts of changes to the tensors."""
+    """Return the ids of all values in an optimizer's state, and the version counters of its tensors."""
     held = list(optimizer.state.values())
     values = list(itertools.chain.from_iterable([one.values() if type(one) is dict else (one,) for one in held]))
     if not _CONTAINERS.isdisjoint(set(map(type, values))):
@@ -836,11 +836,11 @@ def _moments_of(optimizer: torch.optim.Optimizer) -> tuple[list[int], list[int]]
 
 
 def same(one: Any, other: Any, *, tensors: bool = True) -> bool:
-    """Return whether two values are the same in type and bits, at any depth.
+    """Return whether two values are equal in type and bits, at any depth.
 
     Args:
         one, other: the values.
-        tensors: whether tensors are compared; otherwise any two are the same.
+        tensors: whether to compare tensors; if False, any two tensors count as equal.
     """
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if not tensors:
@@ -865,7 +865,7 @@ def same(one: Any, other: Any, *, tensors: bool = True) -> bool:
 
 
 def _are_same_leaves(one: Any, other: Any) -> bool:
-    """Compare two values of one type: a NaN equals itself, 0.0 differs from -0.0, and an array is compared by bytes."""
+    """Compare two values of one type. NaN equals itself, 0.0 differs from -0.0, and arrays are compared as bytes."""
     if type(one) in (float, complex):
         return repr(one) == repr(other)
     if hasattr(one, "tobytes") and hasattr(one, "dtype"):
@@ -881,7 +881,7 @@ def _share_memory(one: torch.Tensor, other: object) -> bool:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy that is independent of later changes."""
+    """Return a deep copy that later changes to the original do not affect."""
     if type(value) in _ATOMS or (type(value) is tuple and all(type(item) in _ATOMS for item in value)):
         return value
     if isinstance(value, torch.Tensor):
@@ -890,7 +890,7 @@ def copied(value: Any) -> Any:
 
 
 def copied_tree(tree: Any, old: Any = None) -> Any:
-    """Copy a tree with tensors, reusing the memory of ``old``, an earlier copy, since new memory pages cost more."""
+    """Copy nested tensors, reusing the memory of the earlier copy ``old``, because allocating new memory is slower."""
     if isinstance(tree, torch.Tensor):
         if _fits(old, tree) and not tree.requires_grad:
             with torch.no_grad():

@@ -1,16 +1,16 @@
 """Keep the last commit in this process's memory at little cost, and restore it.
 
-Until an optimizer begins its next step, weights and moments *are* the last commit. So a commit after every step copies
-only the values that a forward pass or the user's loop changes. With several steps between two commits, the tensors are
-copied too, over the commit before. While they are copied, the live tensors are the commit.
+Until an optimizer begins its next step, weights and moments still equal the last commit. A commit after every step
+therefore copies only the values that a forward pass or the user's loop can change. With several steps between two
+commits, the tensors are copied too, over the previous commit. While they are copied, the live tensors are the commit.
 
-A weight may change in the meantime, for example when an evaluation swaps in an average. A change in place increases the
-tensor's version, and a recovery then gets the commit from another source. A change through ``.data`` does not. So a
-weight is copied when a script reads its ``.data`` between a commit and the next step, before the script can write to
-it. A weight whose ``.data`` is set gets its own memory back. Scripts that do neither pay nothing.
+A weight may also change outside a step, for example when an evaluation swaps in an average. A change in place increases
+the tensor's version counter; a recovery then gets the commit from another source. A change through ``.data`` does not,
+so a weight is copied when a script reads its ``.data`` between a commit and the next step. If a script sets a weight's
+``.data``, a recovery gives the weight its own memory back. Scripts that do neither pay nothing.
 
-If the loop changes the state between its commit and its next iteration, a recovery would lose the change. Such a change
-ends the job at the next step.
+If the loop changes the state after ``commit()`` but before its next iteration, a recovery would lose the change. Such a
+change ends the job at the next step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WEIGHT = "a weight"
 
 
 class _Uses:
-    """The weights whose ``.data`` a script has used since the last commit.
+    """The weights whose ``.data`` the script has used since the last commit.
 
     Attributes:
         count: number of all uses.
@@ -64,12 +64,12 @@ class _Uses:
         self._used[id(weight)] = weight
 
     def begin(self) -> None:
-        """Begin a new commit with the current weights."""
+        """Start a new commit with the current weights."""
         self._used = {key: one for key, one in self._used.items() if one.committed()}
 
     @property
     def are_any(self) -> bool:
-        """Whether an alias may have changed a weight since the last commit."""
+        """Whether the script may have changed a weight through ``.data`` since the last commit."""
         return bool(self._used)
 
     def assigned(self) -> None:
@@ -83,11 +83,11 @@ class _Uses:
             )
 
     def have_changed(self) -> bool:
-        """Return whether any of the weights is known to differ from the last commit."""
+        """Return whether any of these weights is known to differ from the last commit."""
         return any(one.is_changed for one in self._used.values())
 
     def move_home(self) -> None:
-        """Give each weight the memory that it had at the last commit."""
+        """Give each weight back the memory that it had at the last commit."""
         for weight in self._used.values():
             weight.move_home()
 
@@ -98,7 +98,7 @@ class _Uses:
 
 
 class _Weight:
-    """One weight of a commit, and how the script has used its ``.data`` since.
+    """One weight of the last commit, and how the script has used its ``.data`` since then.
 
     Args:
         tensor: the weight.
@@ -119,7 +119,7 @@ class _Weight:
         self._home: torch.Tensor | None = None  # the weight's memory at the last commit, if a script replaced it
 
     def was_read(self, alias: torch.Tensor) -> None:
-        """Record that the script now holds this alias."""
+        """Record that the script holds an alias of the weight's memory."""
         if self._commit.is_in_step or not self._commit.is_running:
             return  # an optimizer itself makes changes in this way, or no training runs
         if len(self._aliases) >= _MANY_ALIASES:
@@ -140,14 +140,14 @@ class _Weight:
         self._uses.assigned()
 
     def committed(self) -> bool:
-        """Begin a new commit; return whether an alias can still change the weight unnoticed."""
+        """Start a new commit, and return whether the script can still change the weight unnoticed."""
         self._home, self._is_copied, self._aliases = None, False, self._alive()
         if self._aliases and self._commit.is_exposed:
             self._copy_aside()
         return bool(self._aliases)
 
     def move_home(self) -> None:
-        """Give the weight the memory that it had at the last commit."""
+        """Give the weight back the memory that it had at the last commit."""
         if self._home is not None:
             torch_private.give_data(self.tensor, self._home)
             self._home = None
@@ -176,7 +176,7 @@ class _Weight:
         self._is_copied = True
 
     def _live(self) -> torch.Tensor:
-        """Return this rank's memory of the weight, outside autograd and version counting."""
+        """Return the weight's memory on this rank, without autograd and version counting."""
         return torch_private.data_of(local(self.tensor))
 
     def _alive(self) -> list[weakref.ref[torch.Tensor]]:
@@ -217,7 +217,7 @@ def _found(tensor: torch.Tensor) -> _Weight | None:
 
 
 class LastCommit:
-    """Remembers commits, and restores the last one if that is possible.
+    """Remembers commits of a state, and restores the last one if possible.
 
     Args:
         handlers: handlers of all values in the state, by name.
@@ -250,15 +250,15 @@ class LastCommit:
         self._after = _AfterCommit(self)
 
     def is_made_in(self, frame: FrameType) -> None:
-        """Watch the loop of this frame, to which ``commit()`` is about to return, for later changes."""
+        """Watch the loop that has called ``commit()`` for changes made after the commit."""
         self._after.follow(frame)
 
     def is_assigned(self, name: str) -> None:
-        """Handle that the script assigns an attribute of the state."""
+        """Record that the script has assigned an attribute of the state."""
         self._after.assigned(f"state.{name}")
 
     def stepping(self) -> None:
-        """Handle the beginning of an optimizer step: from now on the live tensors are not a commit.
+        """Record that an optimizer step begins, so that the live tensors no longer equal the commit.
 
         Raises:
             HiddenStateError: the state was changed after the commit, in its loop.
@@ -269,7 +269,9 @@ class LastCommit:
         self._is_stepping = self.is_in_step = True
 
     def require_unchanged_since_commit(self, *, at_end: bool = False) -> None:
-        """Check for changes before the first step or commit after the last commit, or when the function returns.
+        """Check that the loop has not changed the state since the last commit.
+
+        Called before the first step or commit after it, and when the training function returns.
 
         Raises:
             HiddenStateError: the loop changed the state after its commit, where no recovery would repeat the change.
@@ -278,34 +280,38 @@ class LastCommit:
         if change is not None:
             line, what = change
             raise HiddenStateError(
-                f"{line}: {what} changed after state.commit(), in the same loop: a recovery at that commit would not "
-                "repeat the change, and the job would end with other bits. Fix: change it before state.commit()"
+                f"{line}: {what} changed after state.commit(), in the same loop: a recovery at that commit would "
+                "not repeat the change, and the job would end with different bits. Fix: change it before "
+                "state.commit()"
             )
 
     def changes(self) -> list[str]:
-        """Return the values that seem to differ from the last commit, for a message; reads no weights or moments."""
+        """Return the names of values that seem to have changed since the last commit.
+
+        Weights and moments are not read.
+        """
         found = [_WEIGHT] if self.weights_have_signs else []
         for handler in self._handlers.values():
             found += handler.changed()
         return found
 
     def changed_attributes(self) -> list[str]:
-        """Return the plain attributes of modules and optimizers that differ from the last commit, for a message."""
+        """Return the plain attributes of modules and optimizers that have changed since the last commit."""
         return [name for handler in self._handlers.values() for name in handler.changed_attributes()]
 
     @property
     def weights_have_signs(self) -> bool:
-        """Whether weights were changed in place or moved, or a script may have written to them through ``.data``."""
+        """Whether a weight shows signs of a change: a new version or memory, or a use of its ``.data``."""
         return self._uses.are_any or self._versions != self._present_versions() or self._places != self._addresses()
 
     @property
     def weights_were_written(self) -> bool:
-        """Whether weights are known to have been written to, moved or replaced since the commit."""
+        """Whether a weight is known to have been written to, moved or replaced since the commit."""
         has_moved = self._versions != self._present_versions() or self._places != self._addresses()
         return has_moved or self._uses.have_changed()
 
     def weights_differ(self, before: int | None) -> bool | None:
-        """Return whether weights with signs of a change differ from the commit's; None if unknown.
+        """Compare the weights that show signs of a change with the commit; return None if the result is unknown.
 
         Args:
             before: the commit's digest, if it was taken.
@@ -320,9 +326,9 @@ class LastCommit:
         return None
 
     def versions(self) -> tuple[list[int], bool]:
-        """Return the weights' counts of changes in place, and whether one of them has grown by 1 since the commit.
+        """Return the weights' version counters, and whether a counter has increased by exactly 1 since the commit.
 
-        A weight that was swapped out and put back was written to twice.
+        If a weight was swapped out and put back, its counter has increased by 2.
         """
         now = self._present_versions()
         return now, any(one == before + 1 for one, before in zip(now, self._versions, strict=False))
@@ -339,18 +345,18 @@ class LastCommit:
         self.is_in_step = False
 
     def copy_from_now_on(self) -> None:
-        """Copy every commit from now on, since the live tensors may be changed when a failure occurs.
+        """Copy every commit from now on, because the live tensors may already have changed when a failure occurs.
 
-        The current commit is copied too, if the live tensors are still those that were committed.
+        The current commit is copied too, if the live tensors still equal it.
         """
         if not self.copies and self.point is not None and self._is_live() and not self._uses.have_changed():
             self._copy()
         self.copies = True
 
     def hold_copy(self, *, on: bool) -> None:
-        """Copy commits to the host's memory from the next one on, or stop and free the copies.
+        """Copy commits to host memory from the next one on, or stop copying and free the memory.
 
-        Call it while the current state is, or is about to be, a commit.
+        Call this while the current state is a commit or is about to become one.
         """
         self.holds_copy = on
         if not on and not self.copies:
@@ -374,7 +380,7 @@ class LastCommit:
         self._after.begin()
 
     def _follow(self, stepped: list[Sequence[torch.Tensor]]) -> None:
-        """Watch these tensors, unless they are the same as last time."""
+        """Watch these tensors for changes, unless they are already watched."""
         if len(stepped) == len(self._stepped) and all(map(operator.is_, stepped, self._stepped)):
             return
         self._stepped = stepped
@@ -391,7 +397,7 @@ class LastCommit:
         self._newest = self._buffer
 
     def forget(self) -> None:
-        """Mark the current values as not being a valid commit."""
+        """Record that the current values are not a valid commit."""
         self.point = self._newest = None
 
     @property
@@ -407,7 +413,7 @@ class LastCommit:
 
     @property
     def is_exposed(self) -> bool:
-        """Whether the live weights are the only copy of the last commit."""
+        """Whether the last commit exists only in the live weights."""
         return self.point is not None and not self.copies and not self._is_stepping
 
     @property
@@ -426,13 +432,13 @@ class LastCommit:
         return newest is None or all(same(one.contents(), newest[name]) for name, one in self._handlers.items())
 
     def undo(self) -> None:
-        """Undo changes to the objects since the last commit, even if their values cannot be restored."""
+        """Undo changes to the structure of objects since the last commit, even if their values cannot be restored."""
         for handler in self._handlers.values():
             handler.undo()
         self._uses.move_home()
 
     def recall(self) -> Point | None:
-        """Restore the last commit and return its point; None if the commit is not completely in memory."""
+        """Restore the last commit and return its point, or None if the commit is not completely in memory."""
         self.undo()
         if not self.is_held:
             return None
@@ -450,7 +456,7 @@ class LastCommit:
         return self.point
 
     def _is_live(self) -> bool:
-        """Return whether the uncopied tensors are the last commit's, except for those copied through ``.data``."""
+        """Return whether the tensors without a copy still equal the last commit."""
         return (
             not self._is_stepping
             and self._versions == self._present_versions()
@@ -459,7 +465,7 @@ class LastCommit:
         )
 
     def _present_versions(self) -> list[int]:
-        """Return the tensors' counts of changes in place, which include changes made by hand."""
+        """Return the tensors' version counters, which also count changes made by hand."""
         return torch_private.versions_of([weight.tensor for weight in self._weights])
 
     def _addresses(self) -> list[int]:
@@ -468,7 +474,7 @@ class LastCommit:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """The difference from the commit at the end of the loop's iteration.
+    """A change to the state between a commit and the end of the loop's iteration.
 
     Attributes:
         line: the line that made the change, or the commit's line.
@@ -488,11 +494,11 @@ class _Change:
 class _AfterCommit:
     """Finds changes that a loop makes after its commit and does not undo before the next step.
 
-    Weights are hashed before a line runs there for the first time, and at commits that are saved. At other commits, a
-    line that has already run may begin to write to weights. If it writes to one of them once, the weights have changed.
-    If it writes to each of them twice, they may have been swapped for an evaluation: the next commits are then hashed.
-    Later, only commits at which the line is expected to write again are hashed, at growing intervals as long as the
-    line restores the weights.
+    Weights are hashed before a new line of the loop runs for the first time, and at commits that are saved. At other
+    commits, a known line may begin to write to weights. If it writes to a weight once, the weights have changed. If it
+    writes to each of them twice, they may have been swapped for an evaluation, so the next commits are hashed. After
+    that, only commits at which the line is expected to write again are hashed, at growing intervals as long as the line
+    restores the weights.
 
     Args:
         commit: the last commit.
@@ -519,7 +525,10 @@ class _AfterCommit:
         self._change: _Change | None = None
 
     def _instruction(self, frame: FrameType) -> Instruction:
-        """Return the frame's current instruction, from a cache; disassembling a function takes longer than a commit."""
+        """Return the frame's current instruction.
+
+        Cached, because disassembling a function takes longer than a commit.
+        """
         key = (frame.f_code, frame.f_lasti)
         if key not in self._places:
             self._places[key] = Instruction.present(frame)
@@ -532,9 +541,9 @@ class _AfterCommit:
         self._assigned.clear()
 
     def stop(self) -> None:
-        """Stop looking for changes, since a step begins.
+        """Stop looking for changes, because a step begins.
 
-        If the step begins in the same iteration as the commit, the loop commits at the start of an iteration, as
+        If the step belongs to the same iteration as the commit, the loop commits at the start of an iteration, as
         Horovod's example does. A recovery then repeats the entire iteration.
         """
         if self._followed is not None:
@@ -542,7 +551,7 @@ class _AfterCommit:
         self._followed = self._present = None
 
     def follow(self, frame: FrameType) -> None:
-        """Follow this frame, to which ``commit()`` is about to return."""
+        """Follow the frame that has called ``commit()``."""
         self.begin()
         frames = to_loop(frame, self._instruction)
         if not frames or not RestOfTurn.is_possible():
@@ -556,7 +565,7 @@ class _AfterCommit:
         self._followed = RestOfTurn(frames, self._known, self)
 
     def assigned(self, name: str) -> None:
-        """Handle that the script assigns an attribute of the state."""
+        """Record that the script has assigned an attribute of the state."""
         if self._present is not None and name not in self._assigned:
             self._assigned[name] = line_after(self._present)
 
@@ -572,7 +581,7 @@ class _AfterCommit:
             self._digest = self._commit.digest()
 
     def turn_ends(self, line: str) -> None:
-        """Handle the end of the turn, as :meth:`TurnWatcher.turn_ends`."""
+        """Compare values at the end of the loop's iteration, as :meth:`TurnWatcher.turn_ends`."""
         self._tell_of_attributes()
         names = self._commit.changes()
         if _WEIGHT in names:
@@ -588,7 +597,7 @@ class _AfterCommit:
         self._change = _Change(line, names, self._digest, versions, is_written_once)
 
     def _tell_of_attributes(self) -> None:
-        """Warn of changed plain attributes; it is only a warning, since later steps may not read them."""
+        """Warn about changed plain attributes. This is not an error, because later steps may not read them."""
         names = [name for name in self._commit.changed_attributes() if name not in self._told]
         if names:
             self._told.update(names)
@@ -599,7 +608,7 @@ class _AfterCommit:
             )
 
     def lasting_change(self, *, at_end: bool) -> tuple[str, str] | None:
-        """Return the line and name of a change in the last iteration that persists; None if there is none.
+        """Return the line and name of a change in the last iteration that was not undone, or None.
 
         Args:
             at_end: whether the training function has returned; modes no longer matter then.
@@ -644,7 +653,7 @@ class _AfterCommit:
 
 
 def _on_host(tree: Any) -> Any:
-    """Return the tree with tensors on a device copied to the CPU; CPU tensors stay the same objects."""
+    """Return the nested structure with device tensors copied to the CPU. CPU tensors are not copied."""
     if isinstance(tree, torch.Tensor):
         return tree if tree.is_cpu else tree.detach().to("cpu")
     items = value_trees.children(tree)

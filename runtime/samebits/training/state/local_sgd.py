@@ -1,7 +1,7 @@
-"""Train every rank alone, and average all weights at intervals (local SGD, DiLoCo).
+"""Train every rank independently, and average all weights at intervals (local SGD, DiLoCo).
 
-A commit is an average. Between averages, a rank's steps are its own: the loss of another rank undoes none of them. A
-newcomer starts from the last average, of which every rank keeps a copy.
+A commit is an average. Between two averages, each rank takes its own steps, and the loss of another rank does not undo
+them. A new rank starts from the last average, of which every rank keeps a copy.
 
 Sources: S. U. Stich, Local SGD Converges Fast and Communicates Little, 2019; A. Douillard et al., DiLoCo: Distributed
     Low-Communication Training of Language Models, 2023.
@@ -82,7 +82,7 @@ class LocalSGD(State):
         if self._sync_every < 1:
             raise UsageError(f"LocalSGD(sync_every={self._sync_every}): expected 1 or more optimizer steps")
         if self._inner.shards():
-            raise UsageError("LocalSGD: a rank that trains by itself needs a whole model, and this one is sharded")
+            raise UsageError("LocalSGD: a rank that trains by itself needs a whole model, but this one is sharded")
         if self._inner._virtual is not None:
             raise UsageError(
                 "LocalSGD: its TorchState has global_batch=…, which sums the gradients of every step. Fix: leave "
@@ -118,7 +118,10 @@ class LocalSGD(State):
     # ---- for the user
 
     def commit(self) -> None:
-        """Mark a step as complete, average if due, and check the membership. Raises like :meth:`State.commit`."""
+        """Mark a step as complete, average if due, and check for membership changes.
+
+        Raises the same errors as :meth:`State.commit`.
+        """
         self._running("commit")
         if self.local_steps >= self._sync_every:
             self.average()
@@ -128,7 +131,7 @@ class LocalSGD(State):
         self.check_host_updates()
 
     def average(self) -> None:
-        """Average now. Call this on every rank at the same step."""
+        """Average the weights now. Call this on every rank at the same step."""
         self._meet(self._running("average"))
 
     def save(self) -> None:
@@ -136,7 +139,7 @@ class LocalSGD(State):
         self.average()
 
     def restore(self) -> None:
-        """Return to the last average on this rank, and discard its own steps since then."""
+        """Restore the last average on this rank, and discard the steps that this rank has taken since."""
         self._inner.restore()
         self._averaged_at = self._inner.completed_steps
 
@@ -158,13 +161,13 @@ class LocalSGD(State):
     # ---- for the session
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
-        """Commit averages to ``session`` from now on, and draw random numbers for this rank."""
+        """Send averages as commits to ``session`` from now on, and draw this rank's random numbers."""
         super().bind(session, rank)
         self._inner.bind(None, rank)
         self._inner.guard_samplers(session is not None)
 
     def begin(self, point: Point) -> None:
-        """Begin a generation; a rank that held ``point`` keeps its own steps since then."""
+        """Begin a generation. A rank that held ``point`` keeps the steps that it has taken since."""
         self._is_through = False
         self._inner.drop_gradients()
         if self._point != point:
@@ -183,7 +186,7 @@ class LocalSGD(State):
         super().forget()
 
     def recall(self) -> Point | None:
-        """Return the last average's point, which is always in memory; this rank's steps since then are kept."""
+        """Return the point of the last average, which is always in memory. This rank's later steps are kept."""
         return self._point
 
     def finish(self) -> None:
@@ -193,7 +196,10 @@ class LocalSGD(State):
             pass
 
     def contents(self) -> dict[str, Any]:
-        """Return the last average and this rank's step count at it; before the first average, the current state."""
+        """Return the last average, and the step count that this rank had at it.
+
+        Before the first average, return the current state.
+        """
         inner = self._inner.contents()
         copy = self._copy()
         if copy is not None:
@@ -213,7 +219,7 @@ class LocalSGD(State):
         self._point = None  # begin() sets it
 
     def compared(self) -> list[Named]:
-        """Return the parameters, which are equal right after an average, and the number of averages."""
+        """Return the values that are equal right after an average: the parameters and the number of averages."""
         averages = Named(PartKind.STEPS, "averages", str(self.completed_steps))
         return [averages, *self._inner.named_parameters()]
 
@@ -233,7 +239,7 @@ class LocalSGD(State):
         return None if self._point is None else self._inner.last_copy
 
     def _at_last_average(self, copy: Mapping[str, Any]) -> dict[int, torch.Tensor]:
-        """Return each parameter's values at the last average, by the parameter's id, in the order of names."""
+        """Return each parameter's values at the last average by the parameter's ``id()``, in the order of names."""
         return {
             id(parameter): copy[module][name]
             for module, handler in sorted(self._inner.handlers.items())
@@ -255,7 +261,7 @@ class LocalSGD(State):
 
     @torch.no_grad()
     def _average(self, givers: int, *, gives: bool) -> None:
-        """Average over the ranks that have taken a step since the last average; the others contribute zeros."""
+        """Average over the ranks that have taken a step since the last average. Other ranks contribute zeros."""
         parameters = self._parameters()
         buffers = [one for module in self._modules for one in module.value.buffers() if one.is_floating_point()]
 

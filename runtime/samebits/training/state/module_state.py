@@ -1,8 +1,8 @@
-"""Keep the parts of a module's commit other than the values of its parameters.
+"""Remember and restore everything in a module except the values of its parameters.
 
-These are the modes of its parts (``train()``, ``eval()``), the ``requires_grad`` flags, the hooks, all buffers, plain
-attributes, and the parts themselves. No optimizer step changes them and no ``state_dict()`` contains all of them, but
-an evaluation that a lost peer interrupts can leave any of them changed.
+This covers the modes of its submodules (``train()``, ``eval()``), ``requires_grad`` flags, hooks, buffers, plain
+attributes, and the submodules themselves. No optimizer step changes these, and no ``state_dict()`` contains all of
+them, but a lost peer can interrupt an evaluation that has changed any of them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class _MadeOf:
 
     @classmethod
     def at_present(cls, module: nn.Module, *, is_sharded: bool) -> _MadeOf:
-        """Record a module's structure; parameters of a sharded one are left out, since FSDP2 swaps them in place."""
+        """Record a module's structure.
+
+        Parameters of a sharded module are left out, because FSDP2 swaps them in place.
+        """
         modules = list(module.modules())
         held: Any = [
             (index, part, dict(part))
@@ -91,7 +94,7 @@ class _MadeOf:
         )
 
     def is_same(self) -> bool:
-        """Return whether the module still has the same parts; called at every commit, so names are not compared."""
+        """Return whether the module still has the same parts. Called at every commit, so names are not compared."""
         parts = [one for _, held, _ in self.held for one in held.values()]
         return (
             self.sizes == [*map(len, self.parameters_of), *map(len, self.buffers_of)]
@@ -100,7 +103,7 @@ class _MadeOf:
         )
 
     def put_back(self) -> set[int]:
-        """Restore every module's parts; return the indices of modules whose class has changed permanently."""
+        """Restore the parts of every module, and return the indices of modules whose class has changed for good."""
         for index, held, kept in self.held:
             if not _is_same(held, kept):
                 _put_back(held, kept)
@@ -113,7 +116,7 @@ class _MadeOf:
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """The state of a commit, in the order of the modules; hooks and buffers only if there are any."""
+    """The remembered values of one commit, in the order of the modules."""
 
     modes: list[bool]
     flags: list[bool]
@@ -122,7 +125,7 @@ class _Commit:
 
 
 class ModuleState:
-    """The changeable state of one module, except its weights.
+    """The state of one module, except its weights.
 
     Args:
         module: the module without any wrapper.
@@ -142,7 +145,7 @@ class ModuleState:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters at the last commit, each once; the same list object while nothing changes."""
+        """The parameters at the last commit, each once. The same list object is returned until they change."""
         return self._made_of.parameters
 
     # ---- in this process
@@ -173,14 +176,14 @@ class ModuleState:
         self._versions = torch_private.versions_of(buffers)
 
     def has_changed(self) -> bool:
-        """Return whether a mode, flag, part or buffer differs from the last commit; hooks do not count.
+        """Return whether a mode, flag, part or buffer differs from the last commit.
 
-        No point contains hooks.
+        Hooks are ignored, because no checkpoint contains them.
         """
         return self._commit is None or bool(self._changed_flags()) or not self._has_same_buffers()
 
     def changed(self) -> list[str]:
-        """Return the names of the values that differ from the last commit, for a message; hooks are left out.
+        """Return the names of the values that differ from the last commit, for a message; hooks are ignored.
 
         Buffers are read only if one was replaced or changed in place.
         """
@@ -246,7 +249,7 @@ class ModuleState:
             held[name] = value_trees.clone(copied)
 
     def _look_again(self) -> None:
-        """Record the new structure, and warn, since a replacement process builds the module without this change."""
+        """Record the new structure, and warn that a replacement process would build the module without this change."""
         before = self._made_of.names
         self._made_of = _MadeOf.at_present(self._module, is_sharded=self._is_sharded)
         self._attributes.follow(dict(self._module.named_modules()))
@@ -254,16 +257,16 @@ class ModuleState:
         gone, new = [one for one in before if one not in names], [one for one in names if one not in before]
         if self._commit is not None and (gone or new):
             log.warn(
-                f"the tensors of {type(self._module).__name__} have changed since the commit before: gone "
-                f"{_listed(gone)}, new {_listed(new)}. A process that replaces a lost rank builds the module as the "
-                "script's first lines do, and cannot take this state: the next loss may end the job. Fix: prune, "
-                "parametrize or add layers before samebits.elastic.TorchState(…)"
+                f"the tensors of {type(self._module).__name__} have changed since the previous commit: removed "
+                f"{_listed(gone)}, added {_listed(new)}. A process that replaces a lost rank builds the module as "
+                "the script's first lines do, and cannot take this state: the next loss may end the job. Fix: "
+                "prune, parametrize or add layers before samebits.elastic.TorchState(…)"
             )
 
     # ---- for points and other ranks
 
     def unlisted(self) -> dict[str, Any]:
-        """Return, as a tree, the values that ``state_dict()`` leaves out: plain values and tensors, not copied."""
+        """Return the values that ``state_dict()`` leaves out, as nested plain values and tensors, without copying."""
         return {
             "eval": [path for path, one in self._module.named_modules() if not one.training],
             "frozen": [name for name, one in _parameters(self._module) if not one.requires_grad],
@@ -272,7 +275,7 @@ class ModuleState:
         }
 
     def load_unlisted(self, unlisted: Mapping[str, Any]) -> None:
-        """Adopt the result of :meth:`unlisted` from this or another rank."""
+        """Restore the result of :meth:`unlisted` from this or another rank."""
         named = list(self._module.named_modules())
         in_eval, frozen = set(unlisted["eval"]), set(unlisted["frozen"])
         for path, module in named:
@@ -287,7 +290,7 @@ class ModuleState:
                 _fill(modules[path], last, given)
 
     def expect(self, contents: Mapping[str, Any]) -> None:
-        """Allocate buffers of a ``state_dict()`` that are None here because a forward pass creates them."""
+        """Allocate buffers that are in ``contents`` but still None here, because only a forward pass creates them."""
         for path, module in self._module.named_modules():
             for name, buffer in module._buffers.items():
                 given = contents.get(f"{path}.{name}" if path else name)
@@ -306,7 +309,7 @@ class ModuleState:
 
 
 def are_alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Return whether each tensor can be copied into the other one at its position."""
+    """Return whether each tensor can be copied into the tensor at the same position of the other list."""
     return len(some) == len(others) and all(
         (one.shape, one.dtype, one.device, one.stride()) == (other.shape, other.dtype, other.device, other.stride())
         and not value_trees.overlaps(one)
@@ -315,7 +318,7 @@ def are_alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> b
 
 
 def _fill(module: nn.Module, name: str, given: torch.Tensor) -> None:
-    """Fill a buffer that no ``state_dict()`` contains; create the buffer if a forward pass had created it."""
+    """Set a buffer that no ``state_dict()`` contains, and create it if necessary."""
     live = module._buffers.get(name)
     if live is not None and are_alike([live], [given.to(live.device)]):
         with torch.no_grad():

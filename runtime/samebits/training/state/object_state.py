@@ -1,6 +1,6 @@
-"""Define ``ObjectState``, whose values are its attributes, together with the random number generators.
+"""Define ``ObjectState``, whose attributes are saved and restored, together with the random number generators.
 
-Every value has a handler that can remember, restore and take apart the value; the state combines the handlers.
+Each value has a handler, which remembers, restores and saves it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class ObjectState(State):
         self._keep()
 
     def restore(self) -> None:
-        """Return to the last commit on this rank. Afterwards, start iterating over the data again.
+        """Return to the last commit on this rank. Afterwards, restart the iteration over the data.
 
         Raises:
             UsageError: an optimizer has stepped since the last commit, and no copy was made (``copy_commits``).
@@ -145,17 +145,17 @@ class ObjectState(State):
 
     @property
     def has_own_parts(self) -> bool:
-        """Whether a rank's own points hold values that no other rank's points have."""
+        """Whether a rank's checkpoints contain values that no other rank's checkpoints contain."""
         return self._rng is RngMode.SAVED
 
     @property
     def generators(self) -> Generators | None:
-        """This process's generators if nothing else is stored only in its own points, else None."""
+        """This process's random number generators, if they are all that only its own points store; otherwise None."""
         is_all = self.has_own_parts and all(one.is_alike for one in self.handlers.values())
         return self._generators if is_all else None
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
-        """Send commits to ``session`` from now on, and draw random numbers for this rank."""
+        """Send commits to ``session`` from now on, and draw this rank's random numbers."""
         super().bind(session, rank)
         self._draws_as = rank
         self.guard_samplers(session is not None)
@@ -163,7 +163,7 @@ class ObjectState(State):
         self._first_own = self._first_own or self._own_rng()
 
     def begin(self, point: Point) -> None:
-        """Begin a generation with the current state, which is ``point`` on every rank."""
+        """Begin a generation. The current state is ``point`` on every rank."""
         super().begin(point)
         self.seed_step()
 
@@ -176,11 +176,11 @@ class ObjectState(State):
             self._own_generators = self._generators.packed()
 
     def was_saved(self) -> None:
-        """Note that the last commit has been saved."""
+        """Record that the last commit has been saved."""
         self._last_commit.is_saved = True
 
     def recall(self) -> Point | None:
-        """Return to the last commit, if it is in memory; undo changes to the objects in any case."""
+        """Undo changes to the objects, and restore the last commit if it is in memory."""
         self._last_commit.undo()
         return super().recall()
 
@@ -196,7 +196,7 @@ class ObjectState(State):
 
     @property
     def holds_commit(self) -> bool:
-        """Whether the state is known to be the last commit, as :meth:`State.holds_commit`."""
+        """Whether the current values are known to equal the last commit."""
         if self._rng is RngMode.SAVED:
             self._generators.look()
             if self._generators.packed() != self._own_generators:
@@ -204,12 +204,12 @@ class ObjectState(State):
         return self._last_commit.is_unchanged
 
     def hold_copy(self, *, on: bool) -> None:
-        """Copy commits to the host's memory from the next one on, so that they can be restored; or stop copying."""
+        """Copy commits to host memory from the next one on, so that they can be restored; or stop copying."""
         self._last_commit.hold_copy(on=on)
 
     @property
     def holds_copy(self) -> bool:
-        """Whether the last commit can be restored from memory and later ones are copied too."""
+        """Whether the last commit can be restored from memory, and later commits are copied, too."""
         return self._last_commit.holds_copy and self._last_commit.is_held
 
     def at_rest(self, point: Point) -> Sequence[torch.Tensor]:
@@ -217,12 +217,15 @@ class ObjectState(State):
         return self._last_commit.at_rest(point) if self._has_optimizers else ()
 
     def forget(self) -> None:
-        """Mark the current values as not being a valid commit."""
+        """Record that the current values are not a valid commit."""
         self._last_commit.forget()
         super().forget()
 
     def contents(self) -> dict[str, Any]:
-        """Return everything as a tree with tensors: ``shared`` is equal on every rank, ``own`` is this rank's only."""
+        """Return the complete state as nested dicts.
+
+        ``shared`` holds the values that are equal on every rank; ``own`` holds this rank's own values.
+        """
         values = {name: one.contents() for name, one in self.handlers.items()}
         unlisted = {name: told for name, one in self.handlers.items() if (told := one.unlisted())}
         shared = {"steps": self.completed_steps, "values": values, "unlisted": unlisted}
@@ -231,12 +234,12 @@ class ObjectState(State):
         return {"shared": shared, "own": self._own_rng()}
 
     def live_contents(self) -> dict[str, Any]:
-        """Return the values whose tensors may be filled in place before :meth:`load`."""
+        """Return the values whose tensors may be overwritten in place before :meth:`load` is called."""
         values = {name: one.contents() for name, one in self.handlers.items() if one.loads_in_place}
         return {"shared": {"values": values}}
 
     def load(self, contents: dict[str, Any], *, own: bool) -> None:
-        """Adopt ``contents``; ``own`` is True if they were saved by this rank.
+        """Load ``contents``. ``own`` is True if this rank saved them.
 
         Raises:
             CheckpointError: the contents belong to another program.
@@ -244,8 +247,9 @@ class ObjectState(State):
         values = contents["shared"]["values"]
         if values.keys() != self.handlers.keys():
             raise CheckpointError(
-                f"the restore point holds {sorted(values)}, this program's state has {sorted(self.handlers)}. "
-                f"Fix: continue with the program that started the job, or start over with `{spelled('run', '--fresh')}`"
+                f"the restore point holds {sorted(values)}, but this program's state has {sorted(self.handlers)}. "
+                "Fix: continue with the program that started the job, or start over with "
+                f"`{spelled('run', '--fresh')}`"
             )
         for name, unlisted in contents["shared"].get("unlisted", {}).items():  # absent in points of SameBits 0.1
             self.handlers[name].load_unlisted(unlisted)
@@ -263,7 +267,7 @@ class ObjectState(State):
             rng.seed_for(self._seed(), self._draws_as, self._committed_steps)
 
     def load_values(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Adopt values by name; ``own`` holds the values that only this rank had.
+        """Load values by name. ``own`` holds the values that only this rank had.
 
         Raises:
             CheckpointError: the values belong to another program.
@@ -272,12 +276,12 @@ class ObjectState(State):
             self.handlers[name].load(value)
 
     def seed_step(self) -> None:
-        """With ``rng="per_step"``, seed the generators for the coming step."""
+        """Seed the generators for the next step, if ``rng="per_step"``."""
         if self._rng is RngMode.PER_STEP:
             rng.seed_for(self._seed(), self._draws_as, self.completed_steps)
 
     def compared(self) -> list[Named]:
-        """Return this rank's progress, and values marked as shared."""
+        """Return the values that are compared between ranks: this rank's progress, and the shared values."""
         steps = Named(PartKind.STEPS, "completed_steps", str(self.completed_steps))
         samplers = [
             Named(PartKind.SAMPLER, name, handler.value.position)
@@ -297,11 +301,11 @@ class ObjectState(State):
 
     @property
     def complete_epoch(self) -> int | None:
-        """The epoch whose loop had no batch left when it was last entered; None if batches were left."""
+        """The epoch that had no batches left when its loop was last entered, or None if there were batches left."""
         return next((one.epoch for one in self._samplers if one.found_empty), None)
 
     def guard_samplers(self, is_running: bool) -> None:
-        """While a function runs, restrict the samplers to epochs that the state allows."""
+        """Make the samplers accept only epochs that fit the state while a training function runs."""
         for sampler in self._samplers:
             sampler.is_guarded = is_running
 
@@ -316,10 +320,10 @@ class ObjectState(State):
             self.seed_step()
 
     def _require_whole_step(self) -> None:
-        """Require that the loop has ended between two steps."""
+        """Raise if the loop has ended in the middle of a step."""
 
     def _went_back(self) -> None:
-        """Handle the return of all values to those of the last commit."""
+        """Hook for subclasses, called after all values have returned to the last commit."""
 
     def _can_restore(self) -> bool:
         return self._last_commit.is_held
@@ -329,9 +333,10 @@ class ObjectState(State):
             super()._make_equal()
 
     def _iterated(self, goes_on: bool) -> None:
-        """Prevent a loader's own draw from shifting the numbers of the next step.
+        """Keep a loader's own random draw from shifting the random numbers of the next step.
 
-        A loader draws a number whenever it is iterated, even when a recovery restarts it in the middle of an epoch.
+        A loader draws a number each time it is iterated, including when a recovery restarts it in the middle of an
+        epoch.
         """
         self.seed_step()
         if self._restored_rng is not None and goes_on:
@@ -346,6 +351,6 @@ class ObjectState(State):
 
 
 def _kept_inside(value: Any) -> object | None:
-    """Return the first item of a list, tuple or dict that has a state of its own."""
+    """Return the first item of a list, tuple or dict that has a state of its own and needs its own name."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return next((one for one in items if hasattr(one, "state_dict")), None)

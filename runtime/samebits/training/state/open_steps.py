@@ -1,7 +1,7 @@
-"""Track optimizer steps since the last commit, and gradients that await a step.
+"""Track the optimizer steps since the last commit, and gradients that no step has used yet.
 
-A gradient is identified by its object and torch's count of changes to it, so nothing has to run in a backward pass. A
-gradient of zeros does not await a step.
+A gradient is identified by its tensor object and version counter, so no hook runs in the backward pass. A gradient of
+zeros counts as used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Marks = Mapping[int, tuple[weakref.ref[torch.Tensor], int]]
 
 
 class OpenSteps:
-    """Follows optimizers through their hooks.
+    """Counts optimizer steps through the optimizers' hooks.
 
     Args:
         optimizers: the optimizers of one state.
@@ -58,18 +58,18 @@ class OpenSteps:
 
     @property
     def count(self) -> int:
-        """Steps since the last commit; with several optimizers, the largest of their counts."""
+        """Number of steps since the last commit. With several optimizers, the largest of their counts."""
         counts = self._counts
         return counts[0] if len(counts) == 1 else max(counts, default=0)
 
     def close(self) -> None:
-        """Begin a new commit with the current state."""
+        """Start counting from a new commit with the current state."""
         self._has_closed = self._has_closed or any(self._counts)
         self._counts = [0] * len(self._optimizers)
         self._at_commit = self.marks()
 
     def gradients_wait(self) -> bool:
-        """Return whether gradients were computed since the last commit without a step of their optimizer."""
+        """Return whether gradients were computed since the last commit that no optimizer step has used."""
         if 0 not in self._counts:
             return False
         idle = [one for one, count in zip(self._optimizers, self._counts, strict=True) if not count]
@@ -78,7 +78,8 @@ class OpenSteps:
     def has_left_gradients(self) -> bool | None:
         """Return whether an optimizer has stepped with a gradient tensor that already existed at the last commit.
 
-        Either the tensor was zeroed in place, or this step's gradients were added to the last step's.
+        In that case the gradient was either zeroed in place, or this step's gradients were added to the previous
+        step's.
 
         Returns:
             None until there was a commit with a step, and another step after it.
@@ -134,7 +135,7 @@ class OpenSteps:
 
 
 def _is_inside(frame: FrameType | None, outer: int | None) -> bool:
-    """Return whether the frame was called by the frame with the id ``outer``; a failed step's frame has ended."""
+    """Return whether ``frame`` was called, directly or indirectly, by the frame with the id ``outer``."""
     while frame is not None:
         frame = frame.f_back
         if id(frame) == outer:
@@ -143,7 +144,7 @@ def _is_inside(frame: FrameType | None, outer: int | None) -> bool:
 
 
 def same_marks(one: Marks, other: Marks) -> bool:
-    """Return whether no gradient was added, removed or changed between the two."""
+    """Return whether no gradient was added, removed or changed between the two records."""
     return one.keys() == other.keys() and all(
         (gradient := _alive(mark)) is not None and gradient is _alive(other[key]) and mark[1] == other[key][1]
         for key, mark in one.items()

@@ -1,7 +1,7 @@
-"""Write the newest values of ``state.report(loss=…)`` to a file for display, and judge losses.
+"""Write the newest values of ``state.report(loss=…)`` to a file for display, and check losses for anomalies.
 
-Reporting costs a step nothing: values are kept as given and converted to numbers only twice a second, since on an
-accelerator the conversion waits for the step.
+Reporting adds almost nothing to a step: values are converted to numbers at most twice a second, because the conversion
+waits for an accelerator.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _stopped(rank: int, step: int, text: str) -> AnomalyError:
 
 
 class Reporter:
-    """The reports of one process. Rank 0's are written to a file if a launcher has created a folder for them.
+    """Handles the reports of one process. Rank 0's are written to a file if a launcher has created a folder for them.
 
     Args:
         clock: monotonic seconds.
@@ -50,7 +50,7 @@ class Reporter:
         self._unwritten: tuple[Worker, int, dict[str, Any]] | None = None
 
     def take(self, process: Worker, rank: int, step: int, total_steps: int | None, values: Mapping[str, Any]) -> None:
-        """Keep the values, and write them if the interval has passed.
+        """Store the reported values, and write them to the file if the interval has passed.
 
         Raises:
             UsageError: a name or a value cannot be shown.
@@ -75,7 +75,7 @@ class Reporter:
             self.flush()
 
     def _look(self, process: Worker, rank: int, step: int, values: Mapping[str, Any]) -> None:
-        """Check losses and norms for anomalies; log, recompute or raise as LOSS_ANOMALY specifies."""
+        """Check losses and norms for anomalies, and log, recompute or raise as LOSS_ANOMALY requires."""
         policy = process.settings.loss_anomaly
         if policy == "off" or not any(name in values for name in WATCHED):
             return
@@ -106,12 +106,12 @@ class Reporter:
                 self._say(process, rank, step, text)
 
     def vote(self, process: Worker) -> None:
-        """Raise before a commit if any rank wants the step recomputed. A collective with LOSS_ANOMALY=recompute.
+        """Raise before a commit if any rank wants the step recomputed. A collective if LOSS_ANOMALY=recompute.
 
-        A faulty value that one rank reports may be in the gradient, and so in the step, of every rank.
+        A faulty value on one rank may already be in the gradient of every rank.
 
         Raises:
-            GenerationEndedError: the step is to be recomputed from the last commit.
+            GenerationEndedError: the step must be recomputed from the last commit.
         """
         if process.settings.loss_anomaly != "recompute" or not process.settings.enable_recovery:
             return
@@ -122,7 +122,7 @@ class Reporter:
             raise GenerationEndedError(f"rank {ranks} has reported an anomaly: this step is repeated")
 
     def _compare(self, process: Worker, rank: int, step: int, name: str, number: float, problem: str) -> bool:
-        """Judge a recomputed value; return whether the anomaly is settled.
+        """Judge a value from a recomputed step, and return whether the anomaly is resolved.
 
         Raises:
             AnomalyError: the recomputed value is the same non-finite number, so training cannot continue.
@@ -147,7 +147,7 @@ class Reporter:
         process.agent.report_anomaly(step, text, is_verdict=is_verdict, comes_again=comes_again)
 
     def flush(self) -> None:
-        """Write the last report if it is not written yet."""
+        """Write the last report if it has not been written yet."""
         if self._unwritten is None:
             return
         (process, step, values), self._unwritten = self._unwritten, None

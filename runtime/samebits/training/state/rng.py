@@ -1,8 +1,8 @@
 """Save random number generators per rank, or derive their states for every step from (seed, rank, step).
 
-A generator's state is lost with its process. ``PER_STEP`` makes the state derivable: the same step of the same rank
-draws the same numbers in any process, so a rank can continue from any other rank's copy of the weights. ``SAVED`` keeps
-the states in each rank's own points instead.
+A generator's state is lost with its process. With ``PER_STEP``, the same step of the same rank draws the same numbers
+in any process, so a rank can continue from any other rank's copy of the weights. With ``SAVED``, each rank's
+checkpoints contain its generator states.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _modules: dict[str, Any] = sys.modules
 
 @functools.lru_cache(maxsize=64)  # a rank with virtual workers draws for several
 def _derived(seed: int, rank: int, block: int) -> tuple[int, ...]:
-    """Return the seeds for a block of steps; computing one per step would run cold code each time."""
+    """Return the seeds for a block of steps. Computing many at once is faster than one per step."""
     digests = (
         hashlib.blake2b(f"{seed}/{rank}/{step}".encode(), digest_size=8).digest()
         for step in range(block * _BLOCK, (block + 1) * _BLOCK)
@@ -59,18 +59,18 @@ def _derived(seed: int, rank: int, block: int) -> tuple[int, ...]:
 
 @functools.cache
 def _seed_torch() -> Callable[[int], object]:
-    """Return torch's seeding function.
+    """Return the function that seeds torch's generators.
 
-    Without an accelerator this is the CPU generator's function, which takes 1 µs. torch.manual_seed takes 500 µs, most
-    of it for formatting a stack for devices that do not exist.
+    Without an accelerator, this is the CPU generator's own function, which takes 1 µs. torch.manual_seed takes 500 µs,
+    mostly to format a stack trace for devices that do not exist.
     """
     return torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
 
 
 def capture() -> dict[str, Any]:
-    """Return the state of all generators of this process, as a tree with tensors.
+    """Return the state of all generators of this process, as nested values with tensors.
 
-    The state of the current accelerator device is stored under the device type's name: ``cuda``, ``npu``.
+    The generator state of the current accelerator is stored under its device type: ``cuda``, ``npu``.
     """
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy_random := _numpy_random()) is not None:

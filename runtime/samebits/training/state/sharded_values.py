@@ -1,7 +1,6 @@
-"""Take the sharded values of a state apart for points, and put them back.
+"""Split the sharded values of a state into saved pieces, and put them back together.
 
-Values are passed by name, with a description in place of every sharded tensor. The tensor's bytes are saved separately,
-as this rank's own.
+Every sharded tensor is replaced by a description. The bytes of this rank's shard are saved separately.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _PATH = "state"
 
 
 class ShardedValues:
-    """The sharded part of a state: modules of FSDP2 or tensor parallelism, or the stages of a pipeline.
+    """The sharded part of a state: FSDP2 or tensor-parallel modules, or pipeline stages.
 
     Args:
         handlers: handlers of all values in the state, by name.
@@ -59,7 +58,7 @@ class ShardedValues:
         return found if found._modules else None
 
     def enter_group(self) -> None:
-        """Attach the modules to the group that a generation has just formed.
+        """Attach the modules to the new generation's process group.
 
         Raises:
             UsageError: a module cannot be attached to any group, or not to this one.
@@ -74,7 +73,7 @@ class ShardedValues:
             self._pipeline.renew()
 
     def keep_own_stages(self) -> None:
-        """Free the parameters of other ranks' pipeline stages; has no effect the second time."""
+        """Free the parameters of pipeline stages that belong to other ranks. Further calls have no effect."""
         if self._pipeline is not None and not self._is_apart:
             self._pipeline.keep_own()
             self._is_apart = True
@@ -83,7 +82,7 @@ class ShardedValues:
                     del optimizer.state[parameter]
 
     def fill(self) -> None:
-        """Fill the modules that were built on the meta device, after they are cut."""
+        """Initialize modules that were built on the meta device, after they have been sharded."""
         for module in self._unfilled:
             filling.fill(module, self._own_parts(module), torch.device(self._mesh.device_type), self._drawn_from)
         self._is_filled = True
@@ -104,7 +103,7 @@ class ShardedValues:
         return self._pipeline
 
     def require_supported(self) -> None:
-        """Check that all sharded values can be moved to another group and saved in a point.
+        """Check that all sharded values can be moved to another process group and saved.
 
         Raises:
             UsageError: one of them cannot.
@@ -126,7 +125,7 @@ class ShardedValues:
         self._is_supported = True
 
     def _require_alike(self) -> None:
-        """Refuse modules that differ between the ranks that hold the same part.
+        """Raise if modules differ between ranks that hold the same shard.
 
         Raises:
             UsageError: a module keeps statistics of its own rank's batches.
@@ -143,16 +142,16 @@ class ShardedValues:
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether the ranks hold stages of a pipeline."""
+        """Whether the ranks hold the stages of a pipeline."""
         return self._pipeline is not None
 
     @functools.cached_property
     def has_replicas(self) -> bool:
-        """Whether any other rank holds the same part as this rank."""
+        """Whether another rank holds the same shards as this rank."""
         return self.sharding(1).has_replicas
 
     def sharding(self, world_size: int) -> Sharding:
-        """Return how the mesh divides the job's ranks, and which of them hold the same part.
+        """Return how the mesh divides the state among the job's ranks, and which ranks hold the same part.
 
         Raises:
             UsageError: the modules are sharded over different meshes.
@@ -160,7 +159,7 @@ class ShardedValues:
         return self._use(world_size).sharding
 
     def data_place(self, rank: int) -> tuple[int, int] | None:
-        """Return this rank's part of the data and the number of parts; None if each rank has a part of its own."""
+        """Return this rank's index and the number of data parts; None if each rank has its own part."""
         use = self._use(1)
         return use.data_place(rank) if use.same_samples else None
 
@@ -186,33 +185,33 @@ class ShardedValues:
         return self._pipeline if self._pipeline is not None and self._pipeline.name == name else None
 
     def accumulates(self) -> bool:
-        """Return whether a module holds gradients that are not reduced yet."""
+        """Return whether a module holds gradients that have not been reduced yet."""
         return any(regrouping.accumulates(one) for one in self._modules.values())
 
     def reset(self) -> None:
-        """Discard what an interrupted step has left in the modules."""
+        """Discard what an interrupted step has left behind in the modules."""
         for module in self._modules.values():
             regrouping.reset(module)
 
     @property
     def drawn_from(self) -> torch.Tensor | None:
-        """The generator state that weights are drawn from; None if they have values already."""
+        """The generator state from which initial weights are drawn, or None if all weights have values."""
         return self._drawn_from if self._unfilled and not self._is_filled else None
 
     def draw_from(self, drawn_from: torch.Tensor) -> None:
-        """Use rank 0's generator state for weights that were built on the meta device."""
+        """Set the generator state, from rank 0, from which weights on the meta device are initialized."""
         self._drawn_from = drawn_from.clone()
         if self._is_filled:
             self.fill()
 
     def take_out(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], pieces.Own]:
-        """Return the values, in which descriptions replace this rank's pieces, and the pieces themselves."""
+        """Replace this rank's shards in the values by descriptions, and return both the values and the shards."""
         own: pieces.Own = {}
         taken: dict[str, Any] = pieces.take_out(values, _PATH, own)
         return taken, own
 
     def put_back(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a point's values in the form that the handlers load.
+        """Combine the saved values and shards into values that the handlers can load.
 
         Args:
             values: the point's values by name.
@@ -238,7 +237,7 @@ class ShardedValues:
         return {name: self._without_others(name, one) for name, one in loadable.items()}
 
     def _without_others(self, name: str, values: Any) -> Any:
-        """Return an optimizer's values without the moments of other ranks' stages; any other values as they are."""
+        """Remove the moments of other ranks' stages from an optimizer's values; return other values as they are."""
         optimizer = self._optimizers.get(name)
         if optimizer is None or not self._is_apart:
             return values
@@ -250,11 +249,11 @@ class ShardedValues:
         return self._is_apart and isinstance(live, torch.Tensor) and pieces.is_without_memory(live)
 
     def is_apart(self, parameter: torch.Tensor) -> bool:
-        """Return whether ranks hold different parts of a parameter."""
+        """Return whether different ranks hold different parts of a parameter."""
         return pieces.is_distributed(parameter) or id(parameter) in self._staged
 
     def shards(self) -> dict[str, torch.Tensor]:
-        """Return the parameters of which this rank has a piece, by name, sorted by name."""
+        """Return the parameters of which this rank holds a shard, sorted by name."""
         return {name: one for name, one in self._named_parameters() if not self._is_elsewhere(one)}
 
     def _parameters(self) -> Iterator[Any]:

@@ -1,10 +1,10 @@
 """Convert a nested state with tensors to named tensor bytes and a plain tree, and back.
 
-``take_apart`` replaces each tensor by its name, ``split`` also returns the bytes, and ``join`` rebuilds the state.
-Every value is either restored with its type, dtype, strides and bits, at any depth, or refused when it is saved, with
-an error that names its path. In the tree, ``{"$tensor": name}`` stands for a tensor and ``{"$as": kind, …}`` for a
-value of another type from a closed set. A plain tensor needs only its name. Strides and other properties are stored
-only if they differ from the default, so the same code reads points of earlier releases.
+``take_apart`` replaces each tensor by its name, ``split`` also returns the bytes, and ``join`` rebuilds the state. Each
+value is either restored exactly (type, dtype, strides and bits, at any depth) or refused when it is saved, with an
+error that names its path. In the tree, ``{"$tensor": name}`` stands for a tensor, and ``{"$as": kind, …}`` for a value
+of one of the other supported types. Strides and other properties are stored only if they differ from the default, so
+checkpoints of earlier releases can be read by the same code.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ NamedTensors: TypeAlias = list[tuple[str, torch.Tensor]]
 
 
 def take_apart(state: Any, path: str) -> tuple[Tree, NamedTensors]:
-    """Return the state's plain tree, and its tensors named by their path below ``path``.
+    """Split the state into a plain tree and its tensors, which are named by their path below ``path``.
 
     Raises:
         CheckpointError: a value cannot be saved faithfully; the message names its path.
@@ -77,7 +77,7 @@ def take_apart(state: Any, path: str) -> tuple[Tree, NamedTensors]:
 
 
 def split(state: Any, path: str) -> tuple[Tree, list[TensorPart]]:
-    """Take a state apart as :func:`take_apart` does, and return the tensors' bytes.
+    """Split the state as :func:`take_apart` does, and return the tensors' bytes.
 
     CPU tensors are not copied, so they must not change until the parts are used.
     """
@@ -86,7 +86,7 @@ def split(state: Any, path: str) -> tuple[Tree, list[TensorPart]]:
 
 
 def parts_of(tensors: NamedTensors) -> list[TensorPart]:
-    """Return the tensors in the form that the store accepts; contiguous CPU tensors are not copied."""
+    """Convert tensors to the form that the checkpoint store accepts. Contiguous CPU tensors are not copied."""
     return [
         TensorPart(name, dtype_name(name, tensor), tuple(tensor.shape), bytes_of(tensor)) for name, tensor in tensors
     ]
@@ -165,7 +165,7 @@ def _mapping_taken(value: Any, path: str, tensors: NamedTensors) -> Tree:
 
 
 def _key_taken(key: Any, path: str) -> Tree:
-    """Take apart a dict's key or a set's element, which may not be a tensor."""
+    """Convert a dict key or a set element, which may not be a tensor."""
     found: NamedTensors = []
     taken = _take_apart(key, f"{path}, its key {key!r}", found)
     if found:
@@ -201,7 +201,7 @@ def _other_taken(value: Any, path: str, tensors: NamedTensors) -> Tree:
 
 
 def _array_taken(array: Any, path: str, tensors: NamedTensors) -> dict[str, Any]:
-    """Take a NumPy array apart; its bytes are stored like a tensor's, in C or Fortran order."""
+    """Convert a NumPy array. Its bytes are stored like a tensor's, in C or Fortran order."""
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
     flat = array.reshape(-1, order=order)
     flat = flat if flat.flags.c_contiguous and flat.flags.writeable else flat.copy()
@@ -225,7 +225,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def dtype_name(name: str, tensor: torch.Tensor) -> str:
-    """Return the store's name of the tensor's dtype; raise :class:`CheckpointError` if there is none."""
+    """Return the checkpoint store's name for the tensor's dtype, or raise :class:`CheckpointError`."""
     dtype = _NAME_OF_DTYPE.get(tensor.dtype)
     if dtype is None or tensor.layout is not torch.strided:
         raise CheckpointError(f"{name}: a tensor of {tensor.dtype}, {tensor.layout} cannot be saved: {_ADVICE}")
@@ -233,14 +233,14 @@ def dtype_name(name: str, tensor: torch.Tensor) -> str:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the tensor's bytes, as a view of its memory if it is a contiguous CPU tensor."""
+    """Return the tensor's bytes. For a contiguous CPU tensor, they are a view of its memory."""
     return _view_of(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous())
 
 
 def in_place(tensors: NamedTensors) -> dict[str, TensorPart]:
-    """Return, by name, the tensors whose memory has the store's layout.
+    """Return the tensors whose memory already has the store's layout, by name.
 
-    The parts hold no references, so they are valid only while the tensors exist unchanged.
+    The result holds no references, so it is valid only while the tensors exist unchanged.
     """
     found = {}
     for name, one in tensors:
@@ -253,7 +253,7 @@ def in_place(tensors: NamedTensors) -> dict[str, TensorPart]:
 
 
 def _view_of(tensor: torch.Tensor) -> memoryview:
-    """Return a view in the tensor's shape; for a small tensor, flattening costs more than all the rest."""
+    """Return a view in the tensor's shape, because flattening a small tensor takes longer than everything else."""
     known = _SAME_SIZE_IN_NUMPY.get(tensor.dtype)
     return (tensor if known is None else tensor.view(known)).numpy().data
 
@@ -285,7 +285,7 @@ def join(
     *,
     on_devices: bool = False,
 ) -> Any:
-    """Rebuild the state that ``take_apart`` took apart. Plain CPU tensors share the parts' memory.
+    """Rebuild the state that ``take_apart`` has split. Plain CPU tensors share the parts' memory.
 
     Args:
         tree, parts: the saved tree and its parts.
@@ -344,7 +344,7 @@ def state_in(
 
 
 def _rebuilt(tag: dict[str, Any], tensor: Callable[[dict[str, Any]], torch.Tensor]) -> Any:
-    """Rebuild a value from the closed set of types that ``take_apart`` saves."""
+    """Rebuild a value of one of the types that ``take_apart`` supports."""
     match tag[_AS]:
         case "dict":
             return dict(_pairs(tag, tensor))

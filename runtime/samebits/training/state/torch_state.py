@@ -1,7 +1,7 @@
-"""Define ``TorchState``: a state with model, optimizer and data position, with Horovod's names and semantics.
+"""Define ``TorchState``, a state with model, optimizer and data position, with Horovod's names and semantics.
 
-Steps are counted by optimizer hooks, so the user keeps no counter. Gradients are not part of a commit, so a commit
-during gradient accumulation waits until its window ends.
+Optimizer hooks count the steps, so the user needs no counter. Gradients are not part of a commit, so a commit during
+gradient accumulation takes effect when the accumulation is complete.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class TorchState(ObjectState):
         return [(name, one) for name, one in self.handlers.items() if isinstance(one, OptimizerHandler)]
 
     def _require_inner_optimizers(self) -> None:
-        """Require that an optimizer inside another one is in the state if the outer one does not save its moments.
+        """Check that the state includes optimizers wrapped by another optimizer that does not save their moments.
 
         Raises:
             UsageError: such an optimizer is not in the state.
@@ -160,7 +160,7 @@ class TorchState(ObjectState):
                     )
 
     def _require_steps(self) -> None:
-        """Require before a commit that the changed weights come from an optimizer of the state.
+        """Check before a commit that changed weights were changed by an optimizer of the state.
 
         Raises:
             UsageError: weights have changed before two commits, and no optimizer has stepped yet.
@@ -175,7 +175,7 @@ class TorchState(ObjectState):
             )
 
     def _take_trained_tensors(self) -> None:
-        """Treat each value that an optimizer trains as a parameter, not as plain data.
+        """Handle each tensor that an optimizer trains as a parameter, not as plain data.
 
         Raises:
             UsageError: an optimizer trains a tensor that is neither such a value nor in a module of the state.
@@ -218,7 +218,7 @@ class TorchState(ObjectState):
             self._last_commit.is_made_in(frame)
 
     def _takes_step(self, virtual: VirtualWorkers) -> bool:
-        """Return whether a commit takes effect; draw the random numbers of the next virtual worker from now on."""
+        """Return whether a commit takes effect, and switch to the next virtual worker's random numbers."""
         self._running("commit")
         takes_step = virtual.commits(weights_changed=self._last_commit.weights_were_written)
         self._draws_as = virtual.number
@@ -238,11 +238,11 @@ class TorchState(ObjectState):
 
     @property
     def generators(self) -> Generators | None:
-        """The generators, as in :attr:`State.generators`; None for shards without replicas."""
+        """The generators, as in :attr:`State.generators`, or None if the state has shards without replicas."""
         return super().generators if self._sharded is None or self._sharded.has_replicas else None
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
-        """Send commits to ``session`` from now on, and draw random numbers for this rank.
+        """Send commits to ``session`` from now on, and draw this rank's random numbers.
 
         Raises:
             UsageError: the sharded values are not supported, or the world is of variable size.
@@ -298,7 +298,7 @@ class TorchState(ObjectState):
             )
 
     def enter_group(self) -> None:
-        """Attach sharded modules to a new generation's group.
+        """Attach sharded modules to the new generation's process group.
 
         Raises:
             UsageError: the modules cannot be attached.
@@ -326,7 +326,7 @@ class TorchState(ObjectState):
         return contents
 
     def live_contents(self) -> dict[str, Any]:
-        """Return the values whose tensors may be filled in place before :meth:`load`."""
+        """Return the values whose tensors may be overwritten in place before :meth:`load` is called."""
         contents = super().live_contents()
         if self._sharded is not None:
             values, shards = self._sharded.take_out(contents["shared"]["values"])
@@ -334,7 +334,7 @@ class TorchState(ObjectState):
         return contents
 
     def begin(self, point: Point) -> None:
-        """Begin a generation with the current state, which is ``point`` on every rank, and drop all gradients."""
+        """Begin a generation, and drop all gradients. The current state is ``point`` on every rank."""
         self.drop_gradients()
         if self._virtual is not None:
             self._virtual.begin()
@@ -358,7 +358,7 @@ class TorchState(ObjectState):
         self._close()
 
     def load_values(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Adopt values by name, and put the pieces of sharded tensors back."""
+        """Load values by name, and put the shards back into sharded tensors."""
         if self._sharded is not None:
             values = self._sharded.put_back(values, own.get("shards", {}))
         super().load_values(values, own)
@@ -376,7 +376,10 @@ class TorchState(ObjectState):
         ]
 
     def compared(self) -> list[Named]:
-        """Return progress, settings, parameters and their moments, except sharded ones."""
+        """Return the values that are compared between ranks.
+
+        These are progress, settings, and unsharded parameters with their moments.
+        """
         sizes = [] if self._virtual is None else [Named(PartKind.SETTING, "global_batch", shown(self._virtual.sizes))]
         return [*super().compared(), *sizes, *self._named_settings(), *self.named_parameters(), *self._named_moments()]
 
@@ -410,8 +413,8 @@ class TorchState(ObjectState):
     def _note_rates(self, step: int) -> None:
         """Record which learning rates have changed since the last commit.
 
-        Rates that differed for a few steps may be equal again when ranks are compared, but the steps of their last
-        change still differ.
+        If rates differed between ranks for a few steps, they may be equal again at the next comparison, but the
+        recorded steps of their last change still differ.
         """
         for name, handler in self._optimizer_handlers():
             for number, group in enumerate(handler.value.param_groups):
@@ -446,7 +449,7 @@ class TorchState(ObjectState):
         ]
 
     def shards(self, *, at_rest: bool = False) -> dict[str, torch.Tensor]:
-        """Return this rank's pieces of sharded weights, as :meth:`State.shards` does."""
+        """Return this rank's shards of the weights, as :meth:`State.shards` does."""
         if self._sharded is None or (at_rest and self._last_commit.weights_have_signs):
             return {}
         parameters = self._sharded.shards()
@@ -463,7 +466,7 @@ class TorchState(ObjectState):
 
     @property
     def counts_optimizer_steps(self) -> bool:
-        """Whether steps are counted by an optimizer; otherwise each commit is a step."""
+        """Whether optimizer steps are counted; otherwise, each commit counts as a step."""
         return bool(self._optimizers)
 
     @property
@@ -482,7 +485,7 @@ class TorchState(ObjectState):
         return self._seed()
 
     def follow_samples(self, took: Callable[[Sequence[int]], None] | None) -> None:
-        """Call ``took`` with the samples that this rank's loop records with its samplers; None: stop doing so."""
+        """Call ``took`` with each set of samples that this rank records with its samplers; None stops this."""
         for sampler in self._samplers:
             sampler.on_record = took
 
@@ -522,7 +525,7 @@ class TorchState(ObjectState):
             super()._count()
 
     def _defers(self) -> bool:
-        """Return whether gradients accumulate; the commit then takes effect at the end of the accumulation window."""
+        """Return whether gradients are being accumulated, so that the commit takes effect later."""
         accumulates = self._sharded is not None and self._sharded.accumulates()
         if not (accumulates or self._open.gradients_wait()):
             return False
@@ -544,7 +547,7 @@ class TorchState(ObjectState):
 def _sizes_of(
     global_batch: int | None, micro_batch: int | None, rng: str | None, *, is_pipeline: bool
 ) -> tuple[int, int] | None:
-    """Return the sizes of the global batch and of a virtual worker's batch; None without virtual workers.
+    """Return the sizes of the global batch and of a virtual worker's batch, or None without virtual workers.
 
     Raises:
         UsageError: one of the two is missing, or another argument contradicts them.
@@ -570,13 +573,13 @@ def _sizes_of(
 
 
 def _holds_modules(value: object) -> bool:
-    """Return whether the value is a container of modules, which is refused with a separate message."""
+    """Return whether the value is a container of modules, for which there is a separate error message."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return any(isinstance(one, nn.Module) for one in items)
 
 
 def _require_kinds(model: object, optimizer: object, sampler: object) -> None:
-    """Raise if an argument has the wrong type, since it would be kept as a plain value and not be trained.
+    """Raise if an argument has the wrong type, because it would be stored as a plain value and not be trained.
 
     Raises:
         UsageError: the message names the argument, its type, and the expected type.
@@ -601,7 +604,7 @@ def _require_kinds(model: object, optimizer: object, sampler: object) -> None:
 
 
 def _named_parameters(handler: StateHandler) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors of one value that an optimizer can train; "" names a value that is itself such a tensor."""
+    """Return the tensors of one value that an optimizer can train; the name is "" if the value is itself a tensor."""
     if isinstance(handler, ModuleHandler):
         return list(handler.value.named_parameters())
     return [("", handler.value)] if isinstance(handler, TrainedTensorHandler) else []

@@ -1,9 +1,9 @@
 """Run a fixed number of virtual workers on any number of ranks, with the script's own loop.
 
-Each rank computes the micro-batches of a block of virtual workers, one in each iteration of the script's loop, here
-called a turn. Only the last turn takes a step: the earlier turns' gradients are removed and summed, and every other
-change that these turns make to the state is undone. Data, random numbers, buffers and the order of the sum belong to
-the virtual workers, so the bits do not depend on the world size.
+Each rank computes the micro-batches of several virtual workers, one in each iteration of the script's loop, here called
+a turn. Only the last turn takes an optimizer step. After each earlier turn, its gradients are added to a sum, and every
+other change that it made to the state is undone. Data, random numbers, buffers and the order of the sum belong to the
+virtual workers, so the bits do not depend on the world size.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class VirtualWorkers:
     # ---- one generation after another
 
     def begin(self) -> None:
-        """Begin a generation at a commit.
+        """Begin a generation from a commit.
 
         Raises:
             UsageError: a wrapper reduces gradients in its own way.
@@ -141,12 +141,15 @@ class VirtualWorkers:
 
     @property
     def number(self) -> int:
-        """The number of the virtual worker whose turn it is."""
+        """The number of the virtual worker whose micro-batch is computed now."""
         return self._block[0] + self._turn
 
     @property
     def takes_step(self) -> bool:
-        """Whether the present turn takes the step: the last one of this rank, or any turn outside ``elastic.run``."""
+        """Whether the current turn takes the optimizer step.
+
+        This is the rank's last turn in a step, or any turn outside ``elastic.run``.
+        """
         return not self._is_running or self.number + 1 == self._block[1]
 
     @property
@@ -173,7 +176,10 @@ class VirtualWorkers:
     # ---- data, as the sampler's split
 
     def share_of(self, rest: list[int], order: list[int], name: str) -> list[int]:
-        """Return this rank's samples: in each global batch, worker v of n takes every n-th one from the v-th on."""
+        """Return this rank's samples.
+
+        In each global batch, worker v of n takes every n-th sample, beginning with the v-th.
+        """
         size, filled, share = self.sizes[0], filled_up(rest, order, self.sizes[0]), list[int]()
         for start in range(0, len(filled), size):
             for worker in range(*self._block):
@@ -183,16 +189,16 @@ class VirtualWorkers:
         return share
 
     def consumed_by_all(self, taken: int) -> int:
-        """Return the samples of all ranks in the steps that are complete after ``taken`` samples of this rank."""
+        """Convert this rank's number of samples to the number that all ranks have used in complete steps."""
         share = self._turns * self.sizes[1]
         return taken // share * self.sizes[0]
 
     def length(self, left: int) -> int:
-        """Return the samples that each virtual worker takes of ``left`` samples."""
+        """Return how many of the ``left`` samples each virtual worker takes."""
         return -(-left // self.sizes[0]) * self.sizes[1]
 
     def iterated(self) -> None:
-        """Require that no step is half done when an iteration over the samples begins."""
+        """Check that no step is incomplete when an iteration over the samples begins."""
         if self._is_running:
             self.require_whole_step("a new iteration over the sampler began")
         self._batches = 0
@@ -210,7 +216,7 @@ class VirtualWorkers:
             )
 
     def took_batch(self, sampler: object) -> None:
-        """Handle a batch of training data that a loader has yielded.
+        """Check a batch of training data that a loader has yielded.
 
         Raises:
             UsageError: the batch is not this turn's micro-batch.
@@ -226,8 +232,9 @@ class VirtualWorkers:
         size = getattr(sampler, "batch_size", 1)
         if type(sampler) is not BatchSampler or size != self.sizes[1]:
             raise UsageError(
-                f"a {type(sampler).__name__} with batch_size={size} yields the batches, and the state's micro_batch is "
-                f"{self.sizes[1]}. Fix: DataLoader(data, batch_size={self.sizes[1]}, sampler=sampler)"
+                f"a {type(sampler).__name__} with batch_size={size} yields the batches, but the state's "
+                f"micro_batch is {self.sizes[1]}. Fix: DataLoader(data, batch_size={self.sizes[1]}, "
+                "sampler=sampler)"
             )
         self._batches += 1
         if self._batches > 1:
@@ -244,7 +251,11 @@ class VirtualWorkers:
             self._begin_computing()
 
     def _begin_computing(self) -> None:
-        """Keep what turns change, before the first one; before later ones, require that it has not changed."""
+        """Prepare for a forward pass of the current turn.
+
+        The first turn of a step copies the values that turns change; later turns check that these have not changed
+        since.
+        """
         if self._has_begun:
             return
         self._has_begun = True
@@ -266,13 +277,13 @@ class VirtualWorkers:
             self._buffers_before = [one.clone() for one in buffers]
         elif changed := [name for name, value in values.items() if not same(value, self._kept[name])]:
             raise UsageError(
-                f"state.{changed[0]} changed between state.commit() and the forward pass of a later micro-batch of the "
-                "same step: it would change once for each micro-batch, as often as the world size says. Fix: change "
-                "it after the backward pass and before state.commit()"
+                f"state.{changed[0]} changed between state.commit() and the forward pass of a later micro-batch "
+                "of the same step: it would change once for each micro-batch, so the result would depend on the "
+                "world size. Fix: change it after the backward pass and before state.commit()"
             )
 
     def _values(self) -> dict[str, Any]:
-        """Return the values that a turn may change; they are restored if the turn does not take the step."""
+        """Return the values that a turn may change. They are restored after every turn that does not take the step."""
         values: dict[str, Any] = {}
         if self._turns == 1:
             return values
@@ -314,10 +325,12 @@ class VirtualWorkers:
 
     @torch.no_grad()
     def _backward_ends(self) -> None:
-        """Take the gradients out of the parameters; in the last turn, put the sum over all virtual workers back.
+        """Add the turn's gradients to the sum, and clear them.
+
+        In the last turn, set the gradients to the sum over all virtual workers.
 
         Raises:
-            UsageError: this turn's gradient was taken already, or cannot be summed.
+            UsageError: the turn's gradients were already added, or cannot be summed.
         """
         if self._has_gradient:
             raise UsageError(
@@ -360,7 +373,7 @@ class VirtualWorkers:
             self._is_collecting = False
 
     def require_collective_allowed(self) -> None:
-        """Raise if the script launches a collective in a turn that another rank may not have.
+        """Raise if the script calls a collective in a turn that other ranks may not have.
 
         Raises:
             UsageError: this is a later turn of a step.
@@ -373,14 +386,17 @@ class VirtualWorkers:
             )
 
     def _flat(self, buffers: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return this turn's part of the sum: gradients, which of them exist, and the change of batch statistics."""
+        """Return this turn's summands as flat tensors.
+
+        These are gradients, flags for existing gradients, and changes of batch statistics.
+        """
         kind = self._kind()
         grads = [one.grad for one in self._trained]
         for parameter, grad in zip(self._trained, grads, strict=True):
             if is_distributed(parameter) or parameter.is_complex() or (grad is not None and grad.is_sparse):
                 raise UsageError(
-                    "global_batch sums dense, whole and real gradients, and a parameter of shape "
-                    f"{tuple(parameter.shape)} has another one. Fix: sparse=False, and no sharding"
+                    "global_batch sums only dense, unsharded and real gradients, but the gradient of a parameter "
+                    f"of shape {tuple(parameter.shape)} is not. Fix: sparse=False, and no sharding"
                 )
         parts = [
             torch.zeros(parameter.numel(), **kind) if grad is None else grad.flatten().to(**kind)
@@ -410,7 +426,7 @@ class VirtualWorkers:
         self._set_buffers(self._buffers_after)
 
     def _of_worker_0(self) -> list[torch.Tensor]:
-        """Return the buffers of virtual worker 0, as DistributedDataParallel returns rank 0's. A collective."""
+        """Return virtual worker 0's buffers on every rank, as DistributedDataParallel does with rank 0's."""
         like = self._buffers_before[len(self._statistics) :]
         own = like if self._first_buffers is None else self._first_buffers
         if not like or context.get_world_size() == 1:
@@ -453,11 +469,11 @@ class VirtualWorkers:
         self._has_stepped = True
 
     def stepped_by_scaler(self) -> None:
-        """Note that a gradient scaler has stepped the optimizer, or skipped the step because of infinite gradients."""
+        """Record that a gradient scaler has stepped the optimizer, or skipped the step (infinite gradients)."""
         self._has_stepped = True
 
     def require_no_metric(self) -> None:
-        """Raise if a schedule reads a value that belongs to one micro-batch.
+        """Raise if a learning rate schedule is given a value that belongs to a single micro-batch.
 
         Raises:
             UsageError: a step is under way.
@@ -469,7 +485,7 @@ class VirtualWorkers:
             )
 
     def commits(self, *, weights_changed: bool) -> bool:
-        """Handle a call of ``commit()``; return whether it takes effect. Otherwise undo the turn's changes.
+        """Handle a call of ``commit()``, and return whether it takes effect. If not, undo the turn's changes.
 
         Args:
             weights_changed: whether weights were written to since the last commit.
@@ -507,7 +523,7 @@ class VirtualWorkers:
         return False
 
     def clear_gradients(self) -> None:
-        """Remove all gradients after a step, so that none is added to those of the next one."""
+        """Clear all gradients after a step, so that the next step's gradients are not added to them."""
         for parameter in self._parameters():
             parameter.grad = None
 
@@ -590,7 +606,7 @@ _running: list[VirtualWorkers] = []
 
 
 def took_batch(sampler: object) -> None:
-    """Handle a batch that a loader of this process has yielded.
+    """Check a batch that a loader of this process has yielded.
 
     Args:
         sampler: the loader's batch sampler or sampler; None for an iterable dataset.
@@ -603,7 +619,7 @@ def took_batch(sampler: object) -> None:
 
 
 def require_collective_allowed() -> None:
-    """Raise if a collective would be called in a turn of a step that another rank may not have.
+    """Raise if a collective is called in a turn that other ranks may not have.
 
     Raises:
         UsageError: the message names the line that calls the collective.
@@ -636,24 +652,27 @@ def _gate_step(optimizer: torch.optim.Optimizer, workers: VirtualWorkers) -> Non
 
 
 class FirstSample(int):
-    """The index of a micro-batch's first sample, with the name that seeds a loader's process for the batch."""
+    """The index of a micro-batch's first sample.
+
+    It also carries the name that seeds a DataLoader worker process for the batch.
+    """
 
     name: str
 
     def __new__(cls, index: int, name: str) -> FirstSample:
-        """Return the index, and have every batch in this process checked for such indices."""
+        """Create the index, and make this process check every batch for such indices."""
         torch_private.before_fetches(_about_to_fetch)  # also in a loader's process, which unpickles the index
         made = super().__new__(cls, index)
         made.name = name
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how a loader's process makes the same index."""
+        """Return how to rebuild the index in a DataLoader worker process."""
         return FirstSample, (int(self), self.name)
 
 
 def _about_to_fetch(indices: Any) -> Any:
-    """Seed a loader's process for a micro-batch; return the indices as plain integers."""
+    """Seed a DataLoader worker process for a micro-batch, and return the indices as plain integers."""
     if type(indices) is not list or not indices or type(indices[0]) is not FirstSample:
         return indices
     if get_worker_info() is not None:  # in the training process, the loop has done so for the entire turn
@@ -662,9 +681,9 @@ def _about_to_fetch(indices: Any) -> Any:
 
 
 def _gate_classes() -> None:
-    """Let gradient scalers act only on the micro-batch that takes the step; installed once per process.
+    """Make gradient scalers act only on the micro-batch that takes the step. Called once per process.
 
-    The classes are changed, because an object's own method would become part of a schedule's ``state_dict()``, and a
+    The classes are changed, because a method on an object would become part of a schedule's ``state_dict()``, and a
     scaler need not be in the state.
     """
     scaler: Any = torch.amp.GradScaler

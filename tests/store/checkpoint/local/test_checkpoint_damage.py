@@ -115,7 +115,7 @@ def test_oversized_manifest_is_not_read(found: FoundPoint) -> None:
 
 def test_point_of_another_rank_is_refused(tmp_path: Path) -> None:
     copy_point(save(tmp_path, 7, rank=1), rank_directory(tmp_path, 0) / "step_0000000007_gen_000001")
-    assert "is that of slot 1, but it is in the folder 0" in refused(find(tmp_path, 7, rank=0))
+    assert "names slot 1, but it is in the folder 0" in refused(find(tmp_path, 7, rank=0))
 
 
 @pytest.mark.parametrize("name", ["step_0000000008_gen_000001", "step_0000000007_gen_000002"])

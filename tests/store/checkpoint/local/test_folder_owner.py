@@ -37,7 +37,7 @@ def test_points_in_a_folder_that_others_may_write_are_refused(tmp_path: Path) ->
     folder = tmp_path / "ckpt" / "0"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    with pytest.raises(StoreError, match=r"others may write in it \(mode 0777\)"):
+    with pytest.raises(StoreError, match=r"other users can write to this folder \(mode 0777\)"):
         opened(tmp_path / "ckpt")
 
 

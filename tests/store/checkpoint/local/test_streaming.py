@@ -118,7 +118,7 @@ def test_preface_of_the_wrong_length_is_refused() -> None:
     for end in range(len(preface)):
         with pytest.raises(CheckpointError, match="received from another rank"):
             arrived(iter([preface[:end]]))
-    with pytest.raises(CheckpointError, match="do not begin a point"):
+    with pytest.raises(CheckpointError, match="are not the start of a point"):
         arrived(iter([preface + b"\x00"]))
 
 

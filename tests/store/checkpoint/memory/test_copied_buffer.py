@@ -162,7 +162,7 @@ def test_stream_longer_than_offered_is_refused(rooms: tuple[MemoryRoom, MemoryRo
         ({"data_bytes": -1}, "-1 of data"),
         ({"data_bytes": 2**63 - 1}, "of data"),
         ({"digest": b"short"}, "digest of 5 bytes"),
-        ({"digest": b"d" * 16}, "is not the one that was offered"),
+        ({"digest": b"d" * 16}, "differs from the one that was offered"),
         ({"slot": -1}, "no rank can have saved that"),
         ({"point": Point(-1, 1)}, "no rank can have saved that"),
         ({"point": Point(0, 0)}, "no rank can have saved that"),
@@ -241,7 +241,7 @@ def test_newest_copy_stays_if_memory_is_short(
         copy(ours, fill_and_hash(ours, step), theirs)
     outgoing = opened(ours, fill_and_hash(ours, 3, count=COUNT * 100))
     monkeypatch.setattr(memory_buffer, "available_bytes", lambda: 1000)
-    with pytest.raises(StoreError, match="are needed and 1000 are available"):
+    with pytest.raises(StoreError, match="too many of the 1000 that are available"):
         send(in_order(outgoing, 1000), outgoing.offer, theirs, 1 << 20)
     assert steps_there(tmp_path) == [2]
 

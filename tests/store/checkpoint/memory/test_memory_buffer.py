@@ -298,7 +298,7 @@ def test_point_of_another_job_or_slot_is_skipped(tmp_path: Path) -> None:
 
 def test_job_name_with_a_path_is_refused(tmp_path: Path) -> None:
     for job in ("../other", "", "a/b", ".."):
-        with pytest.raises(StoreError, match="expected letters"):
+        with pytest.raises(StoreError, match="expected a name of letters"):
             MemoryRoom(tmp_path, job, 0)
 
 

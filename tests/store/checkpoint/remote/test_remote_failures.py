@@ -49,7 +49,7 @@ def test_no_credentials(bucket: Folder, monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_missing_bucket_does_not_pass_for_an_empty_folder(s3: S3Server) -> None:
     place = Folder("s3://no-such-bucket/job").place()
     for attempt in (place.scan, lambda: save(place, 1), lambda: slots_at("s3://no-such-bucket/job")):
-        with pytest.raises(StoreError, match=r"there is no bucket 'no-such-bucket': make it .*aws s3 mb"):
+        with pytest.raises(StoreError, match=r"there is no bucket 'no-such-bucket': create it .*aws s3 mb"):
             attempt()
 
 
@@ -278,7 +278,7 @@ def test_endless_object_is_read_no_further_than_requested(impostor: Impostor) ->
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (lambda path: itertools.repeat(PIECE), "an answer has more than"),
+        (lambda path: itertools.repeat(PIECE), "answer has more than"),
         (_pages(ENTRY), r"holds \d+ objects or more"),
         (_pages(b""), "Timeout"),
     ],

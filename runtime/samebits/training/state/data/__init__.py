@@ -1,1 +1,1 @@
-"""Choose the samples of a rank: sampler, global batch, and the batches of an audit."""
+"""Select each rank's samples, for samplers, global batches and gradient audits."""

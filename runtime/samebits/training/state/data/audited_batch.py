@@ -49,7 +49,7 @@ class _Batch:
         self.gradients[place] = batch_bytes.copied(gradient)
 
     def keep_digest(self, place: int, gradient: torch.Tensor) -> None:
-        """Keep the digest of a parameter's complete local gradient."""
+        """Store the digest of one parameter's complete local gradient."""
         if gradient.layout is not torch.strided:
             raise ValueError("one of its gradients is sparse")
         if place in self.digests:
@@ -71,7 +71,7 @@ class _Batch:
         )
 
     def hook(self, keep: Callable[[int, torch.Tensor], None], place: int) -> Callable[[torch.Tensor], None]:
-        """Return a hook that keeps a tensor's gradient; it changes nothing and never raises."""
+        """Return a tensor hook that records the gradient, never changes it, and never raises."""
 
         def keep_or_tell(gradient: torch.Tensor | None) -> None:
             try:
@@ -85,11 +85,11 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A local gradient as one digest per parameter, in the order of :func:`names_of`; 0 means no gradient.
+    """The digests of a local gradient, one per parameter in the order of :func:`names_of`; 0 means no gradient.
 
-    The last digest is that of the outputs if one of their gradients is not finite, else 0: if the loss is NaN, every
-    gradient is NaN, whatever the outputs should have been. With finite gradients the outputs do not count, because
-    their low bits may depend on the alignment of the inputs.
+    The last entry is the digest of the model's outputs if a gradient of an output is not finite, else 0. If the loss is
+    NaN, all gradients are NaN regardless of the outputs, so the outputs must be compared, too. With finite gradients,
+    they are not compared, because their low bits may depend on the memory alignment of the inputs.
     """
 
     digests: tuple[int, ...]
@@ -105,11 +105,11 @@ class Computed:
 
 
 class AuditedBatch:
-    """Keeps batches of one wrapper's module.
+    """Stores forward passes of a wrapped module so that another rank can recompute their gradients.
 
     Args:
         wrapper: the wrapper of the module.
-        wants: returns whether to keep this rank's next forward pass.
+        wants: returns whether to store this rank's next forward pass.
     """
 
     def __init__(self, wrapper: DistributedDataParallel, wants: Callable[[], bool]) -> None:
@@ -132,7 +132,7 @@ class AuditedBatch:
             hook.remove()
 
     def take(self, most_bytes: int) -> tuple[bytearray, Computed] | str:
-        """Return the kept batch, encoded for sending, and its gradient; or the reason why there is none."""
+        """Return the stored batch, encoded for sending, with its gradient digests; or the reason why there is none."""
         batch = self._batch
         self._drop()
         if batch is None:
@@ -148,7 +148,7 @@ class AuditedBatch:
             return f"its inputs cannot be sent ({error})"
 
     def compute_again(self, packed: memoryview) -> Computed:
-        """Recompute another rank's batch; this rank's buffers, generators and gradients stay as they are.
+        """Recompute another rank's batch without changing this rank's buffers, generators or gradients.
 
         Raises:
             Exception: whatever the module raises; ValueError if the bytes are not a batch.
@@ -212,7 +212,7 @@ class AuditedBatch:
             return None
 
     def _drop(self) -> None:
-        """Drop the kept batch; at most steps there is none."""
+        """Discard the stored batch, if there is one."""
         self._batch = None
         for hook in self._on_parameters:
             hook.remove()
@@ -295,7 +295,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _given_out(outputs: Any, batch: _Batch) -> Any:
-    """Return the outputs with a copy of each tensor that has a gradient."""
+    """Copy each output tensor that has a gradient, and record the gradients of the copies with hooks."""
     place = -1
 
     def given(value: Any) -> Any:
@@ -340,7 +340,7 @@ def _set_modes(module: nn.Module, modes: bytes) -> None:
 
 @contextlib.contextmanager
 def _with_buffers(module: nn.Module, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Replace the module's buffers inside the block; the original tensors are not touched."""
+    """Replace the module's buffers inside the ``with`` block, then put the original tensors back."""
     names = {id(buffer): name for name, buffer in module.named_buffers()}
     own = [(one._buffers, dict(one._buffers)) for one in module.modules()]
     if set(names.values()) != set(values):

@@ -1,4 +1,4 @@
-"""Encode a tree of tensors and plain values, strides included, so that another rank computes the same bits.
+"""Encode nested tensors and plain values, strides included, so that another rank computes the same bits from them.
 
 The format is a msgpack head followed by the tensors' bytes. Strides are sent too, because a kernel may compute
 different bits from a different layout. Sizes in the head are checked against the received bytes before use.
@@ -26,7 +26,7 @@ _MOST_GAPS = 4  # limit on a tensor's extent, as a multiple of its size; a tenso
 
 
 def pack(tree: Mapping[str, Any], about: Mapping[str, Any], most_bytes: int) -> bytearray:
-    """Encode the tree, and plain values that describe it.
+    """Encode the nested tensors, and plain values that describe them.
 
     Raises:
         CheckpointError, TypeError, OverflowError: a value is neither a tensor nor plain.
@@ -55,7 +55,7 @@ def pack(tree: Mapping[str, Any], about: Mapping[str, Any], most_bytes: int) -> 
 
 
 def unpack(packed: memoryview, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what :func:`pack` was given: the tree, on this device, and the values that describe it.
+    """Decode the result of :func:`pack`: the nested tensors, placed on ``device``, and the values that describe them.
 
     Raises:
         Exception: the bytes are not valid; they were not used.
@@ -80,7 +80,7 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copy_of(value: Any) -> Any:
-    """Return the tree with a copy of each tensor.
+    """Return the nested structure with a copy of each tensor.
 
     Raises:
         TypeError: a tensor belongs to a subclass of torch's.
@@ -97,7 +97,7 @@ def copy_of(value: Any) -> Any:
 
 
 def _laid_out(tensor: torch.Tensor, strides: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Return a copy with these strides; expanded dimensions stay expanded."""
+    """Return a copy with the given strides, in which expanded dimensions stay expanded."""
     once = tensor
     for dimension, stride in enumerate(strides):
         if stride == 0 and tensor.shape[dimension] > 1:

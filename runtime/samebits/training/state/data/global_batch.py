@@ -1,9 +1,9 @@
-"""Keep a global batch the same when the world size changes, by redistributing its micro-batches.
+"""Keep the bits of a global batch's gradient equal at any world size.
 
-The order of a gradient sum depends on the micro-batches, not on the ranks: it is a binary tree over the micro-batches'
-numbers, as in RFC 6962, section 2.1. Each rank has a contiguous block of micro-batches and sums the subtrees within its
-block. The rest of the tree is summed from these subtrees, in the same way on every rank. At any world size the same
-values are added in the same order, which gives equal bits.
+Gradients are summed in the order of a binary tree over the micro-batches' numbers, as in RFC 6962, section 2.1, not in
+the order of the ranks. Each rank computes a contiguous block of micro-batches and sums the subtrees that lie within its
+block. Every rank then sums the rest of the tree from these subtrees. The same values are therefore added in the same
+order at any world size.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ TreeNode = tuple[int, int]
 
 
 def split_of(node: TreeNode) -> int:
-    """Return where the tree splits a node: after the largest power of two of micro-batches that leaves a remainder."""
+    """Return the index at which a tree node is split: after the largest power of two that leaves a remainder."""
     low, high = node
     return low + (1 << (high - low - 1).bit_length() - 1)
 
 
 def subtrees_within(node: TreeNode, block: TreeNode) -> list[TreeNode]:
-    """Return the largest subtrees of ``node`` within a block, from left to right."""
+    """Return the largest subtrees of ``node`` that lie within a block, from left to right."""
     low, high = max(node[0], block[0]), min(node[1], block[1])
     if low >= high:
         return []
@@ -51,12 +51,12 @@ def subtrees_within(node: TreeNode, block: TreeNode) -> list[TreeNode]:
 
 
 def block_of(rank: int, world_size: int, count: int) -> TreeNode:
-    """Return one rank's share of ``count`` micro-batches; shares differ by at most one micro-batch."""
+    """Return the block of micro-batches that one rank computes. Block sizes differ by at most one."""
     return rank * count // world_size, (rank + 1) * count // world_size
 
 
 def sum_of(node: TreeNode, parts: Mapping[TreeNode, torch.Tensor]) -> torch.Tensor:
-    """Return the sum over a node from its subtrees, whose tensors are reused.
+    """Compute a node's sum from the sums of its subtrees, reusing their memory.
 
     Args:
         node: the node to sum.
@@ -69,14 +69,14 @@ def sum_of(node: TreeNode, parts: Mapping[TreeNode, torch.Tensor]) -> torch.Tens
 
 
 class BlockSum:
-    """The sums of a block's subtrees, built up one micro-batch at a time with few tensors held."""
+    """Running sums of the subtrees in one rank's block, which hold few tensors at a time."""
 
     def __init__(self, count: int, block: TreeNode) -> None:
         self._wanted = subtrees_within((0, count), block) if count else []
         self._parts: dict[TreeNode, torch.Tensor] = {}
 
     def add(self, number: int, value: torch.Tensor) -> None:
-        """Add the next micro-batch's tensor, which is reused."""
+        """Add the next micro-batch's tensor, whose memory is reused."""
         node = next(one for one in self._wanted if one[0] <= number < one[1])
         path = []
         while node != (number, number + 1):
@@ -92,19 +92,21 @@ class BlockSum:
             self._parts[above] = left.add_(right)
 
     def sums(self) -> list[torch.Tensor]:
-        """Return the sums of the block's subtrees, left to right, after all of its micro-batches."""
+        """Return the sums of the block's subtrees from left to right, once all micro-batches have been added."""
         return [self._parts[node] for node in self._wanted]
 
 
 def sum_over_ranks(
     sums: Sequence[torch.Tensor], count: int, length: int, *, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Sum over the tree on every rank, from each rank's :meth:`BlockSum.sums`, whose tensors are reused. A collective.
+    """Sum over the tree on every rank. A collective.
 
-    Each rank sums one shard from all ranks' subtrees, then the ranks exchange the shards.
+    Each rank sums one shard of all ranks' subtrees; then the ranks exchange the shards. The memory of ``sums`` is
+    reused.
 
     Args:
-        sums: this rank's sums, possibly none; 1-D, all of the same length, dtype and device.
+        sums: the result of this rank's :meth:`BlockSum.sums`, possibly empty; 1-D tensors of the same length, dtype and
+            device.
         count: micro-batches of all ranks.
         length: elements of each sum.
         dtype, device: those of the sums.
@@ -136,7 +138,7 @@ def sum_over_ranks(
 
 
 class GlobalBatch(Sampler[list[int]]):
-    """A batch sampler that keeps the global batch, and the bits of the result, the same at any world size.
+    """A batch sampler that keeps the global batch, and the bits of its gradient, equal at any world size.
 
     Each global batch is split into micro-batches, which are distributed among the present ranks. Gradient and loss have
     the same bits at any world size if each micro-batch is computed by the same kernels, on one kind of device and with
@@ -196,12 +198,13 @@ class GlobalBatch(Sampler[list[int]]):
     def _require_whole(self) -> None:
         if any(is_distributed(one) or one.is_meta for one in self._parameters):
             raise UsageError(
-                "GlobalBatch sums whole gradients over all ranks, and these parameters are sharded (fully_shard, "
-                "parallelize_module, a pipeline). Fix: leave GlobalBatch out, and give the state an ElasticSampler"
+                "GlobalBatch sums whole gradients over all ranks, but the given parameters are sharded "
+                "(fully_shard, parallelize_module, a pipeline). Fix: leave GlobalBatch out, and give the state "
+                "an ElasticSampler"
             )
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Iterate over this rank's micro-batches of the rest of the epoch, as lists of indices for a loader."""
+        """Yield this rank's remaining micro-batches of the epoch, each as a list of sample indices."""
         if self.sampler.split is not None:
             raise UsageError(
                 "GlobalBatch is used with a state that has global_batch=…, and both divide the samples. Fix: leave one "
@@ -220,11 +223,11 @@ class GlobalBatch(Sampler[list[int]]):
                 yield batch[number * self.micro : (number + 1) * self.micro]
 
     def take_share(self) -> list[int]:
-        """Return this rank's samples of the next step, as far as a loader has fetched them."""
+        """Return this rank's samples of the next step that a loader has already fetched."""
         return self._shares.popleft() if self._shares else []
 
     def __len__(self) -> int:
-        """Return the number of this rank's micro-batches in the rest of the epoch."""
+        """Return the number of micro-batches that this rank still has in the epoch."""
         counts = (high - low for low, high in map(self._block, self._sizes()))
         return sum(counts)
 
@@ -260,7 +263,7 @@ class GlobalBatch(Sampler[list[int]]):
 
 
 class Step:
-    """One optimizer step; iterating it yields this rank's micro-batches, possibly none."""
+    """One optimizer step. Iterate over it to get this rank's micro-batches; there may be none."""
 
     def __init__(self, batches: GlobalBatch, given: Iterator[Any], size: int, block: TreeNode) -> None:
         self._batches = batches
@@ -307,7 +310,7 @@ class Step:
         self._next, self._is_open = number + 1, False
 
     def reduce(self) -> float:
-        """Give every parameter the gradient of the whole global batch; return the batch's mean loss on every rank.
+        """Set every parameter's gradient to that of the global batch, and return the batch's mean loss.
 
         A collective: all ranks call it once per step, even without a micro-batch. It also advances the sampler.
 
@@ -337,7 +340,7 @@ class Step:
         return sum_over_ranks(self._sum.sums(), self._count, length, **self._kind())
 
     def _kind(self) -> dict[str, Any]:
-        """Return dtype and device of the sums, which must be the same on a rank without a micro-batch."""
+        """Return the dtype and device of the sums. A rank without a micro-batch must use the same."""
         parameters = self._batches.parameters
         dtype = functools.reduce(torch.promote_types, (one.dtype for one in parameters), torch.float32)
         return {"dtype": dtype, "device": parameters[0].device}

@@ -1,8 +1,8 @@
-"""Choose which samples this rank sees next: a function of (seed, epoch, consumed) alone.
+"""Choose the samples that each rank sees next, as a function of (seed, epoch, consumed).
 
-``consumed`` counts the samples that all ranks together have finished in this epoch. All ranks hold the same three
-numbers. So the position moves with the state, a replacement continues where the group is, and after a change of the
-world size the remaining samples are divided again. No sample is repeated or left out.
+``consumed`` is the number of samples that all ranks together have finished in this epoch. These three numbers are equal
+on all ranks and are part of the state. A replacement therefore continues at the same position as the other ranks. After
+a change of the world size, the remaining samples are divided among the new ranks, without repeating or skipping any.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["ElasticSampler", "Split", "filled_up"]
 
 
 def filled_up(rest: list[int], order: list[int], parts: int) -> list[int]:
-    """Return ``rest``, filled up from the beginning of ``order`` to a multiple of ``parts``.
+    """Pad ``rest`` with samples from the beginning of ``order`` to a multiple of ``parts``.
 
-    Samples are repeated more than once only if there are fewer samples than parts.
+    A sample is repeated more than once only if there are fewer samples than parts.
     """
     filled = list(rest)
     while rest and (missing := -len(filled) % parts):
@@ -34,29 +34,29 @@ def filled_up(rest: list[int], order: list[int], parts: int) -> list[int]:
 
 
 class Split(Protocol):
-    """A division of an epoch's samples among ranks that replaces the sampler's own."""
+    """An alternative to the sampler's own division of samples among ranks."""
 
     def share_of(self, rest: list[int], order: list[int], name: str) -> list[int]:
         """Return this rank's samples of the rest of an epoch, in order.
 
         Args:
             rest: the epoch's unused samples.
-            order: all samples of the epoch, to fill up the last round.
-            name: the name of the epoch, for seeds.
+            order: all samples of the epoch, used to fill up the last round.
+            name: the name of the epoch, from which seeds are derived.
         """
 
     def consumed_by_all(self, taken: int) -> int:
-        """Return how many samples all ranks together have finished when this rank has recorded ``taken``."""
+        """Convert this rank's number of recorded samples to the number that all ranks have finished."""
 
     def length(self, left: int) -> int:
-        """Return the length of the sampler when ``left`` samples are unused."""
+        """Return the sampler's length while ``left`` samples are unused."""
 
     def iterated(self) -> None:
         """Handle a new iteration over the samples."""
 
 
 class ElasticSampler(Sampler[int]):
-    """A sampler that splits an epoch's samples among the ranks, and tracks the position of the whole group.
+    """A sampler that divides an epoch's samples among the ranks and tracks how many all ranks have used.
 
     The order is a permutation drawn from (seed, epoch). Rank r of n takes every n-th of the remaining samples. The last
     round is filled up from the beginning of the order, so that all ranks take the same number of steps.
@@ -109,7 +109,7 @@ class ElasticSampler(Sampler[int]):
         self._is_told_of_early = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch. If it is the current epoch, as after a recovery, keep the position.
+        """Begin an epoch. If ``epoch`` is the current one, as after a recovery, the position is kept.
 
         Raises:
             UsageError: inside ``elastic.run``, the epoch is neither the current nor the next one. A counter that is not
@@ -173,9 +173,10 @@ class ElasticSampler(Sampler[int]):
         return rest
 
     def _require_possible(self, batch_idx: int, batch_size: int, taken: int) -> None:
-        """Raise if the loader has yielded fewer samples, as with a global batch size or a wrong batch number.
+        """Raise if more samples were recorded than the loader has yielded.
 
-        The last batch of an epoch may be smaller than the size it is recorded with.
+        Typical causes are a global instead of a local batch size, or a wrong batch number. The last batch of an epoch
+        may be smaller than its recorded size.
         """
         is_at_end = self._given == len(self._share)
         if self._share and taken > self._given and not (is_at_end and taken - batch_size < self._given):
@@ -213,21 +214,24 @@ class ElasticSampler(Sampler[int]):
             yield index
 
     def __len__(self) -> int:
-        """Return the number of samples this rank takes in the current iteration, or in one that begins now.
+        """Return the number of samples that this rank takes in the current iteration, or in one that begins now.
 
-        With virtual workers, return the number that each of them takes, so that the length of a loader is the number of
-        optimizer steps at any world size.
+        With virtual workers, this is the number that each virtual worker takes, so that ``len(loader)`` is the number
+        of optimizer steps at any world size.
         """
         if self.split is not None:
             return self.split.length(len(self.dataset) - self._began_at)
         return -(-(len(self.dataset) - self._began_at) // self._part_count())
 
     def _parts(self) -> tuple[int, int]:
-        """Return this rank's part of the data, and the number of parts."""
+        """Return this rank's index and the number of parts into which the samples are divided."""
         return self.place or (context.get_rank(), context.get_world_size())
 
     def _part_count(self) -> int:
-        """Return the number of parts. A spare knows it too: its script may compute the number of steps from it."""
+        """Return the number of parts.
+
+        It also works in a spare, whose script may use it to compute the number of steps.
+        """
         return self.place[1] if self.place is not None else context.get_world_size()
 
     def _go_to(self, consumed: int) -> None:
@@ -236,7 +240,10 @@ class ElasticSampler(Sampler[int]):
         self._share, self.found_empty = (), False
 
     def _warn_of_a_second_time(self) -> None:
-        """Warn when an epoch's end is iterated again: once is normal after a recovery, twice means an endless loop."""
+        """Warn if a finished epoch is iterated a second time.
+
+        Once is normal after a recovery; twice is an endless loop.
+        """
         if self._empty_epoch == self.epoch:
             log.warn(
                 f"epoch {self.epoch} has no samples left and is iterated again. Fix: call sampler.set_epoch() with "
@@ -245,7 +252,7 @@ class ElasticSampler(Sampler[int]):
         self._empty_epoch = self.epoch
 
     def _warn_of_unrecorded_samples(self) -> None:
-        """Warn if a loader took a whole iteration but fewer samples were recorded: a recovery would repeat samples."""
+        """Warn if an iteration is complete but not all of its samples were recorded; a recovery would repeat them."""
         missing = len(self._share) - self._taken
         is_whole = bool(self._share) and self._given == len(self._share)
         if self.is_guarded and is_whole and self._taken > 0 and missing >= self._batch_size:
@@ -256,7 +263,7 @@ class ElasticSampler(Sampler[int]):
             )
 
     def _warn_of_an_early_iteration(self) -> None:
-        """Warn that an iterator keeps its old order, while a new one, after a loss, would use the state's order."""
+        """Warn about an iterator created before ``set_epoch()``, whose order a recovery would not repeat."""
         if not self._is_told_of_early:
             self._is_told_of_early = True
             log.warn(
@@ -283,6 +290,6 @@ class ElasticSampler(Sampler[int]):
         return {"seed": self.seed, "epoch": self.epoch, "consumed": self.consumed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Move to a position from ``state_dict``; a loader uses it in its next iteration."""
+        """Restore a position from ``state_dict()``. It takes effect in a loader's next iteration."""
         self.seed, self.epoch = state["seed"], state["epoch"]
         self._go_to(state["consumed"])

@@ -1,9 +1,9 @@
-"""Find changes that a loop makes after its ``commit()``, since a recovery at that commit does not repeat them.
+"""Find changes that a loop makes after its ``commit()``, because a recovery at that commit does not repeat them.
 
 A recovery at a commit calls the training function again, which enters the loop at its next iteration. Code after the
 loop is repeated, because the loop's condition is evaluated first. :class:`RestOfTurn` detects when the iteration that
-contains a commit ends and which lines run until then; :func:`change_after_commit` finds changes in the code before they
-happen.
+contains a commit ends, and which lines run until then. :func:`change_after_commit` finds such changes in the source
+before they happen.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _CHANGES = ("append", "step", "update", "update_parameters", "record_batch", "re
 
 
 def loop_around(frame: FrameType) -> tuple[list[dis.Instruction], int, int]:
-    """Return the instructions of the frame's code, and where the innermost loop around the current one begins and ends.
+    """Return the instructions of the frame's code, and the innermost loop around the current one.
 
-    Both positions are -1 if there is no loop.
+    The loop is given by its first and last positions, which are -1 if there is no loop.
     """
     instructions = [one for one in dis.get_instructions(frame.f_code) if one.opname != "CACHE"]
     jumps = [(one.argval, one.offset) for one in instructions if "JUMP_BACKWARD" in one.opname]
@@ -65,13 +65,13 @@ class Instruction(NamedTuple):
 
     @classmethod
     def present(cls, frame: FrameType) -> Instruction:
-        """Return the instruction that this frame is at."""
+        """Return the frame's current instruction."""
         instructions, _, ends = loop_around(frame)
         body = _body_around(frame.f_code, frame.f_lineno)
         return cls(frame.f_code, frame.f_lasti, body, ends, _is_followed(instructions, frame.f_lasti, ends))
 
     def is_passed_by(self, frame: FrameType) -> bool:
-        """Return whether a frame of this function is past the instruction in the same iteration of its loop.
+        """Return whether a frame has moved past this instruction within the same iteration of the loop.
 
         A loop's condition belongs to the next iteration: Python puts a copy of the condition at the loop's end.
         """
@@ -93,7 +93,10 @@ def _body_around(code: CodeType, line: int) -> range:
 
 
 def _is_followed(instructions: list[dis.Instruction], offset: int, ends: int) -> bool:
-    """Return whether more of the loop follows; lines are compared, as Python copies the condition to the end."""
+    """Return whether more of the loop follows.
+
+    Lines are compared, because Python copies the condition to the loop's end.
+    """
     own = next((one.positions for one in reversed(instructions) if one.offset <= offset), None)
     if own is None or own.end_lineno is None or own.end_col_offset is None:
         return True
@@ -108,16 +111,19 @@ def _is_followed(instructions: list[dis.Instruction], offset: int, ends: int) ->
 
 
 class TurnWatcher(Protocol):
-    """Compares values while one iteration of a loop is followed."""
+    """Interface that :class:`RestOfTurn` calls to compare values during one iteration of a loop."""
 
     def has_changed(self) -> bool:
         """Return whether anything seems to differ from the commit."""
 
     def new_line_comes(self) -> None:
-        """Handle a line that is about to run after the commit for the first time."""
+        """Called before a line after the commit runs for the first time."""
 
     def turn_ends(self, line: str) -> None:
-        """Handle the end of the iteration; ``line`` made the change, and is "" if there is none or it is unknown."""
+        """Called at the end of the iteration.
+
+        ``line`` is the line that made a change, or "" if there is none or it is unknown.
+        """
 
 
 Lines = set[tuple[CodeType, int]]
@@ -127,12 +133,12 @@ Lines = set[tuple[CodeType, int]]
 class RestOfTurn:
     """Follows the lines that a loop runs between a commit and its next iteration.
 
-    Values are compared around lines that no earlier iteration has run, so that a change is found with its line, and a
-    loop that always runs the same lines pays nothing. If an exception interrupts an iteration, its end is not reported,
-    since a lost peer may interrupt it between a change and its reversal.
+    Values are compared before lines that no earlier iteration has run, so a change is found with its line, and a loop
+    that always runs the same lines pays nothing. If an exception interrupts an iteration, its end is not reported,
+    because a lost peer may have interrupted it between a change and its reversal.
 
-    Python 3.12 and later report only the lines of the frames' functions (``sys.monitoring``). Python 3.11 can only
-    trace the thread.
+    Python 3.12 and later report only the lines of the followed functions (``sys.monitoring``). Python 3.11 must trace
+    the thread.
 
     Args:
         commits: the current instruction of each frame, from the commit's frame to the loop's.
@@ -155,7 +161,10 @@ class RestOfTurn:
 
     @staticmethod
     def is_possible() -> bool:
-        """Return whether lines can be followed: not on Python 3.11 if a debugger or coverage tool traces the thread."""
+        """Return whether lines can be followed.
+
+        On Python 3.11 they cannot if a debugger or coverage tool traces the thread.
+        """
         return sys.gettrace() is None if _MONITORING is None else _monitoring_tool() is not None
 
     def line_comes(self, frame: FrameType) -> None:
@@ -187,7 +196,7 @@ class RestOfTurn:
             self._end()
 
     def end(self) -> None:
-        """End the iteration, unless it has ended already, because the training function has returned."""
+        """End the iteration when the training function returns, unless it has ended already."""
         if not self.is_over:
             self._end()
 
@@ -208,7 +217,7 @@ class RestOfTurn:
 
 
 class _Tracing:
-    """Traces the frames of one iteration, which also requires tracing the calling thread."""
+    """Follows the frames of one iteration with ``sys.settrace``, which requires tracing the calling thread."""
 
     def __init__(self, frames: list[FrameType], turn: RestOfTurn) -> None:
         self._frames, self._turn = frames, turn
@@ -233,7 +242,7 @@ class _Tracing:
 
 
 def _trace_no_call(_frame: FrameType, _event: str, _argument: object) -> None:
-    """Return None, so that functions called after the commit are not followed."""
+    """Return None, so that functions that are called after the commit are not traced."""
 
 
 _MONITORING: Any = getattr(sys, "monitoring", None)
@@ -242,7 +251,7 @@ _NAME = "samebits"
 
 
 def _monitoring_tool() -> int | None:
-    """Return SameBits' tool number, one that Python reserves for no kind of tool; None if none is free."""
+    """Return an unassigned ``sys.monitoring`` tool number for SameBits, or None if none is free."""
     for number in (4, 3):
         name = _MONITORING.get_tool(number)
         if name is None:
@@ -253,7 +262,7 @@ def _monitoring_tool() -> int | None:
 
 
 class _Monitoring:
-    """Requests line and return events for the functions whose frames take part in one iteration."""
+    """Follows the functions whose frames take part in one iteration with ``sys.monitoring``."""
 
     def __init__(self, frames: list[FrameType], turn: RestOfTurn) -> None:
         self._frames, self._turn = frames, turn
@@ -293,7 +302,7 @@ def _place(frame: FrameType) -> str:
 
 
 def to_loop(frame: FrameType, present: Callable[[FrameType], Instruction]) -> list[tuple[FrameType, Instruction]]:
-    """Return the frames from the committing one to that of the innermost loop around it, each with its instruction.
+    """Return the frames from the one that commits to that of the innermost loop around it, each with its instruction.
 
     Args:
         frame: the frame that commits.
@@ -322,10 +331,10 @@ def runs_more_after_loops(code: CodeType) -> bool:
 
 
 def line_after(commit: Instruction) -> str:
-    """Return the committing function's current line, such as ``train.py:12``, if it is after the commit in its loop.
+    """Return the committing function's current line, such as ``train.py:12``, if it is after the commit in the loop.
 
-    A recovery at the commit begins with the loop's next iteration. The result is empty if the current code is in that
-    iteration, or elsewhere.
+    A recovery at the commit begins with the loop's next iteration. Return "" if the current code belongs to that
+    iteration or is outside the loop.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not commit.code:
@@ -334,10 +343,13 @@ def line_after(commit: Instruction) -> str:
 
 
 def change_after_commit(frame: FrameType, state: object, values: Mapping[str, Any]) -> tuple[int, str] | None:
-    """Return the line and a description of the first change of the state after the commit that this frame is in.
+    """Return the line and description of the first change to the state between the current commit and the loop's end.
+
+    Return None if there is none.
 
     Args:
-        state, values: the object that is committed, and its values by name.
+        frame: the frame that commits.
+        state, values: the committed object, and its values by name.
     """
     instructions, _, ends = loop_around(frame)
     behind = [one for one in instructions if frame.f_lasti < one.offset <= ends]
@@ -349,7 +361,7 @@ def change_after_commit(frame: FrameType, state: object, values: Mapping[str, An
 
 
 def _change(frame: FrameType, code: list[dis.Instruction], state: object, values: Mapping[str, Any]) -> str:
-    """Return ``schedule.step()`` or ``state.best = …`` if the code begins with such a change, else an empty string."""
+    """Return a text such as ``schedule.step()`` or ``state.best = …`` if the code begins with such a change, or ""."""
     name, *path = _names(code)
     value = _value(frame, name) if name else None
     if value is None:
@@ -365,7 +377,7 @@ def _change(frame: FrameType, code: list[dis.Instruction], state: object, values
 
 
 def _names(code: list[dis.Instruction]) -> Iterator[str]:
-    """Yield ``a``, ``b``, ``c`` if the code begins by reading ``a.b.c``, or only ``""`` if it reads no name."""
+    """Yield ``a``, ``b``, ``c`` if the code begins by reading ``a.b.c``; yield only ``""`` if it reads no name."""
     first, *rest = code
     is_name = first.opname.startswith("LOAD_") and first.opname not in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_CONST")
     name = first.argval[-1] if isinstance(first.argval, tuple) else first.argval  # Python 3.13 reads two at once
@@ -378,7 +390,7 @@ def _names(code: list[dis.Instruction]) -> Iterator[str]:
 
 
 def _is_assigned(code: list[dis.Instruction], name: str) -> bool:
-    """Return whether the code, whose first instruction reads ``a``, begins ``a.name = …`` or ``a.name += …``."""
+    """Return whether the code begins with an assignment such as ``a.name = …`` or ``a.name += …``."""
     line = code[0].positions.lineno if code[0].positions else None
     if code[1].opname == "STORE_ATTR":
         return True

@@ -1,8 +1,8 @@
 """Compute cheap fingerprints of values that a script keeps between steps, to detect changes.
 
-A fingerprint is a tree of plain numbers and strings. It holds no reference to the value, and computing it runs no user
-code: types are compared by identity, and attributes are read from ``__dict__``. Tensors are never read. Unknown types
-have a constant fingerprint, so changes to them are never reported.
+A fingerprint consists of plain numbers and strings and holds no reference to the value. Computing it runs no user code:
+types are compared by identity, and attributes are read from ``__dict__``. Tensors are never read. Values of unknown
+types have a constant fingerprint, so their changes are never reported.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ _type_mro: Callable[[object], tuple[type, ...]] = type.__dict__["__mro__"].__get
 
 
 def type_line(value: object) -> tuple[type, ...]:
-    """Return the value's classes, regardless of its metaclass."""
+    """Return the classes that the value's type inherits from, without calling its metaclass."""
     line: tuple[type, ...] = _type_mro(type(value))
     return line
 
 
 def has_type(value: object, *kinds: type) -> bool:
-    """Return whether one of these is among the value's classes; unlike isinstance, this runs no user code."""
+    """Return whether the value has one of these types. Unlike isinstance, this runs no user code."""
     return any(one in kinds for one in type_line(value))
 
 
@@ -111,7 +111,10 @@ def attribute(value: object, name: str) -> Any:
 
 
 def getter_of(owner: object, name: str) -> tuple[types.FunctionType, object] | None:
-    """Return the user's function that computes this attribute, with its first argument; None for other attributes."""
+    """Return the user's function that computes this attribute, and its first argument.
+
+    Return None if no function of the user computes it.
+    """
     found = next((one.__dict__[name] for one in type_line(owner) if name in one.__dict__), MISSING)
     if type(found) is not property and name in attributes_of(owner):
         return None
@@ -134,7 +137,7 @@ def _slots(owner: type) -> Collection[str]:
 
 
 def fingerprint(value: object, is_handled: Callable[[object], bool], depth: int = 0) -> Any:
-    """Return a small value that differs if ``value`` has changed; constant if the state restores ``value``."""
+    """Return a small value that changes when ``value`` changes, or a constant if the state restores ``value``."""
     kind = type(value)
     if kind in (int, bool, str, bytes, type(None)):
         return (kind.__name__, value if kind in (int, bool) else hash(value))
@@ -174,7 +177,7 @@ def _sequence(value: Any, kind: Any, is_handled: Callable[[object], bool], depth
 
 
 def items_of(value: Any) -> list[Any] | None:
-    """Return the first items of a list, tuple, deque, dict or ``functools.partial``; None for other values."""
+    """Return the first items of a list, tuple, deque, dict or ``functools.partial``, or None for other values."""
     for one in (list, tuple, collections.deque):
         if has_type(value, one):
             return list(itertools.islice(one.__iter__(value), _MOST_FOLLOWED))
@@ -255,7 +258,7 @@ def _tensors_of(module: Any) -> Any:
 
 
 def defaults_of(function: types.FunctionType) -> dict[str, Any]:
-    """Return the parameters' default values, which outlive a call, except numbers, strings, bytes and None."""
+    """Return the parameters' default values that can change between calls, so no numbers, strings, bytes or None."""
     code, given = function.__code__, function.__defaults__ or ()
     names = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
     found = {**dict(zip(names, given, strict=True)), **(function.__kwdefaults__ or {})}
@@ -263,7 +266,7 @@ def defaults_of(function: types.FunctionType) -> dict[str, Any]:
 
 
 def scope_of(function: types.FunctionType) -> Callable[[str], Any]:
-    """Return a lookup of names in this function's defaults, then in its cells, then in its module."""
+    """Return a function that looks a name up in the function's defaults, then its closure, then its module."""
     defaults = defaults_of(function)
 
     def look(name: str) -> Any:
@@ -281,7 +284,7 @@ def scope_of(function: types.FunctionType) -> Callable[[str], Any]:
 
 
 def is_library_type(value: object) -> bool:
-    """Return whether the value's class is not the user's own."""
+    """Return whether the value's class comes from a library, not from the user."""
     return not is_users_object(value)
 
 
@@ -311,7 +314,7 @@ def plain_function(value: object) -> types.FunctionType | None:
 def is_method(function: types.FunctionType, name: str, owner: object) -> bool:
     """Return whether the function is a method of the owner, even if the owner itself stores a wrapper of it.
 
-    A schedule stores such a wrapper of ``optimizer.step``.
+    A learning rate schedule stores such a wrapper of ``optimizer.step``.
     """
     if name not in attributes_of(owner):
         return True

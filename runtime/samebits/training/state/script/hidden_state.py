@@ -1,9 +1,10 @@
 """Look for hidden state: values outside the state that later training steps read and that a recovery loses.
 
-``elastic.run`` calls the training function again after a loss, so a script recovers exactly only if everything its next
-step depends on is in the state. During the first commits, once after the first epoch's end, and at a few later commits,
-the values that the function keeps elsewhere are fingerprinted. Values that changed are reported with their lines. A
-look calls none of the script's code, draws no random numbers, copies nothing, and keeps no references afterwards.
+After a loss, ``elastic.run`` calls the training function again, so a script recovers exactly only if everything that
+its next step depends on is in the state. The values that the function keeps elsewhere are fingerprinted during the
+first commits, once after the first epoch, and at a few later commits. Values that changed are reported with their
+lines. A look calls none of the script's code, draws no random numbers, copies nothing, and keeps no references
+afterwards.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class HiddenChange:
 
 
 class HiddenMessages:
-    """The messages about hidden state that a state's points hold, for processes that have not seen the changes.
+    """Warnings about hidden state that are saved in checkpoints, so that later processes can repeat them.
 
     Attributes:
         named: the messages, oldest first.
@@ -109,25 +110,28 @@ class HiddenMessages:
         self._lost: list[str] = []
 
     def add(self, text: str) -> None:
-        """Include a message in later points, up to a limited number of messages."""
+        """Add a message to later checkpoints, up to a limited number of messages."""
         if text not in self.named and len(self.named) < _MOST_MESSAGES:
             self.named.append(text)
 
     def load(self, texts: Sequence[str]) -> None:
-        """Adopt the messages of a point that this process has loaded."""
+        """Take over the messages of a checkpoint that this process has loaded."""
         for text in texts:
             if text not in self.named:
                 self._lost.append(text)
                 self.add(text)
 
     def take_lost(self) -> list[str]:
-        """Return, once, the messages about changes that another process has seen, and that this one has lost."""
+        """Return the messages about changes that another process has seen and this process has lost.
+
+        Each message is returned once.
+        """
         found, self._lost = self._lost, []
         return found
 
 
 def sentences_of(findings: Sequence[HiddenChange], *, any_world_size: bool = False) -> list[str]:
-    """Return messages that name all findings, a few in each."""
+    """Return messages that together name all findings, a few in each message."""
     return [
         sentence_of(findings[first : first + NAMED], any_world_size=any_world_size)
         for first in range(0, len(findings), NAMED)
@@ -156,7 +160,7 @@ def sentence_of(findings: Sequence[HiddenChange], *, any_world_size: bool = Fals
 
 @dataclass(frozen=True)
 class _Watched:
-    """A value and its location: in a frame of this code, or below an object."""
+    """A watched value, located in a frame of a function or in an attribute of another object."""
 
     owner: types.CodeType | weakref.ref[Any]
     path: Path
@@ -170,7 +174,7 @@ _Place = tuple[int, str]
 
 
 class HiddenStateLook:
-    """The search of one process for hidden state.
+    """The search for hidden state in one process.
 
     Attributes:
         findings: all findings that were reported.
@@ -216,7 +220,7 @@ class HiddenStateLook:
         self.spent_s = 0.0
 
     def called(self) -> None:
-        """Note that the training function is about to be called, so that its locals will be new."""
+        """Record that the training function is about to be called, so that its local variables will be new."""
         self._is_new_call = True
         if self._before is None and not self._commits:
             began = time.thread_time()
@@ -224,7 +228,7 @@ class HiddenStateLook:
             self.spent_s += time.thread_time() - began
 
     def committed(self, *, is_again: bool = False) -> bool:
-        """Look if a look is due at this commit; return whether later commits should be looked at.
+        """Search if this commit is due for a search, and return whether later commits may be.
 
         Args:
             is_again: whether this is another pass of a step, for which the function was called again and has new
@@ -241,9 +245,9 @@ class HiddenStateLook:
         return self._bounded(functools.partial(self._begin_again, compares=not is_again) if is_new_call else self._look)
 
     def saving(self) -> bool:
-        """Look before the current commit is saved; return whether later commits should be looked at.
+        """Search before the current commit is saved, and return whether later commits may need a search.
 
-        If all processes die after a change and before the next look, no process is left that has seen the change. A
+        If all processes die after a change and before the next search, no process is left that has seen the change. A
         recovery then begins at a saved commit, and repeats all later steps.
         """
         if self._commits <= self._last or self._looked_at == self._commits:
@@ -251,7 +255,7 @@ class HiddenStateLook:
         return self._bounded(self._look)
 
     def _bounded(self, look: Callable[[], bool]) -> bool:
-        """Look, unless the looks so far have taken too long in total."""
+        """Run the search, unless searches have already taken too long in total."""
         now = time.monotonic()
         self._started = min(self._started, now)
         self._limit_s = self._most_s + _SHARE * (now - self._started)
@@ -320,7 +324,7 @@ class HiddenStateLook:
                 self._first.append((one, replace(finding, place=place)))
 
     def _changed_settings(self) -> list[HiddenChange]:
-        """Return the settings that have changed since the first look, at the training function's first line."""
+        """Return the settings that have changed since the first search, with the training function's first line."""
         code: types.CodeType = self._function.__code__  # else there is no frame to look at
         place = SourceLine(code.co_filename, code.co_firstlineno)
         return [
@@ -330,7 +334,7 @@ class HiddenStateLook:
         ]
 
     def _begin_again(self, *, compares: bool) -> bool:
-        """Compare with the current values from now on, since the current call has created some of them.
+        """Compare with the current values from now on, because the current call has created some of them.
 
         Args:
             compares: whether to report values that outlive a call and have changed since the last look, which a
@@ -415,7 +419,7 @@ class HiddenStateLook:
         return found
 
     def _value(self, one: _Watched, frames: dict[types.CodeType, types.FrameType], handled: _Handled) -> Any:
-        """Return the current value; ``MISSING`` if it does not exist or the state restores it."""
+        """Return the current value, or ``MISSING`` if it does not exist or the state restores it."""
         path = one.path
         if isinstance(one.owner, types.CodeType):
             frame = frames.get(one.owner)
@@ -495,13 +499,13 @@ def _path_in_source(one: _Watched) -> Path:
 
 
 def _is_local(one: _Watched) -> bool:
-    """Return whether each call of the function creates a new value, as for a local variable."""
+    """Return whether the value is new in each call of the function, like a local variable."""
     owner = one.owner
     return isinstance(owner, types.CodeType) and one.path[0] in (*owner.co_varnames, *owner.co_cellvars)
 
 
 class _Handled:
-    """The objects that the state restores, by identity, at this moment."""
+    """The objects that the state restores at this moment, by identity."""
 
     def __init__(self, state: Any) -> None:
         self._state = id(state)
@@ -519,7 +523,7 @@ class _Handled:
         return id(value) == self._state
 
     def is_handled(self, value: object) -> bool:
-        """Return whether a recovery restores the value, so that its changes are not hidden."""
+        """Return whether a recovery restores the value, so that its changes need no report."""
         if type(value) in _ATOMS or value is MISSING:
             return False
         if id(value) in self._objects:
@@ -532,11 +536,11 @@ class _Handled:
         return any(name in own and self.is_handled(own[name]) for name in _WRAPPED) and is_wrapper(value)
 
     def is_restored_in_part(self, value: object) -> bool:
-        """Return whether a recovery restores only tensors and plain attributes of the value."""
+        """Return whether a recovery restores only the value's tensors and plain attributes."""
         return id(value) in self._objects and has_type(value, nn.Module, torch.optim.Optimizer)
 
     def is_training(self, value: object) -> bool:
-        """Return whether a change of the value changes training."""
+        """Return whether changing the value affects training."""
         if type(value) in _ATOMS or value is MISSING:
             return False
         kinds = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler
@@ -544,13 +548,13 @@ class _Handled:
 
 
 def is_wrapper(value: object) -> bool:
-    """Return whether a library's object is a thin wrapper around another, as Accelerate's optimizers are."""
+    """Return whether a library object only wraps another object, as Accelerate's optimizers do."""
     is_torch = type(value).__module__.startswith("torch.")
     return is_library(getattr(sys.modules.get(type(value).__module__), "__file__", None) or "") and not is_torch
 
 
 def _first_tensors(own: Any) -> Iterator[Any]:
-    """Yield parameters and buffers of the first inner modules that have any."""
+    """Yield the parameters and buffers of the first submodules that have any."""
     waiting = [own]
     for _ in range(64):
         if not waiting:
@@ -562,14 +566,17 @@ def _first_tensors(own: Any) -> Iterator[Any]:
 
 
 def epochs_of(state: Any) -> tuple[int, ...]:
-    """Return the epochs of the state's samplers; without a sampler, the state's ``epoch``."""
+    """Return the epochs of the state's samplers, or the state's ``epoch`` attribute if there is no sampler."""
     own = attributes_of(state)
     found = tuple(one.epoch for one in own.get("_samplers", ()) if has_type(one, ElasticSampler))
     return found or ((own["epoch"],) if type(own.get("epoch")) is int else ())
 
 
 def _frames(function: Callable[..., Any]) -> list[types.FrameType]:
-    """Return the user's frames from the commit outwards to the training function; empty if it is not on the stack."""
+    """Return the user's frames from the one that commits outwards to the training function.
+
+    The list is empty if the training function is not on the stack.
+    """
     code = getattr(function, "__code__", None)
     found: list[types.FrameType] = []
     frame: types.FrameType | None = sys._getframe(1)

@@ -1,9 +1,9 @@
 """Warn about training loops that would not reproduce the same bits after a loss.
 
-During the first steps, the script's own code in the frame that calls ``commit()`` is inspected. The checks look for a
-batch taken before the previous commit, a loop that commits the number of the step just taken, changes after the commit,
-data whose position is not in the state, gradients that are never cleared, and counters outside the state. These are
-warnings only, since each of these loops is correct as long as no rank is lost.
+During the first steps, the code that calls ``commit()`` is inspected for: a batch taken before the previous commit, a
+loop that commits the number of the step just taken, changes after the commit, data whose position is not in the state,
+gradients that are never cleared, and counters outside the state. These are only warnings, because such a loop is
+correct as long as no rank is lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOADS = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
 
 
 class LastBatch:
-    """The last training batch that a ``DataLoader`` of this process has yielded, while it is watched.
+    """The last training batch that a ``DataLoader`` of this process has yielded.
 
     A batch taken under ``no_grad`` belongs to an evaluation.
 
@@ -64,7 +64,7 @@ last_batch = LastBatch()
 
 
 class LoopHabits:
-    """The checks at the first commits of a process.
+    """Checks of the training loop during the first commits of a process.
 
     Args:
         modules: modules of the state, whose forward passes show which batch a step uses.
@@ -128,8 +128,8 @@ class LoopHabits:
         for given in _tensors([*args, *kwargs.values()]):
             if _is_among(given, self._at_commit) and not _is_among(given, self._used_before):
                 log.warn(
-                    f"{calling_place()}: this batch was taken before the last commit, for the step after it: after a "
-                    "loss, the repeated step gets another batch. Fix: take each batch in the step "
+                    f"{calling_place()}: this batch was taken before the last commit, for the step after it: "
+                    "after a loss, the repeated step gets a different batch. Fix: take each batch in the step "
                     "that uses it"
                 )
                 self._commits = _LOOKED_AT
@@ -138,7 +138,7 @@ class LoopHabits:
             self._used.append(weakref.ref(given))
 
     def _look_at_gradients(self, frame: FrameType) -> None:
-        """Warn if a step's gradients are added to the previous step's, once two commits can be compared."""
+        """Warn, from the second commit on, if a step's gradients are added to the previous step's."""
         if self._knows_gradients or (has_left := self._has_left_gradients()) is None:
             return
         self._knows_gradients = True
@@ -164,7 +164,7 @@ class LoopHabits:
         return {name: value for name, value in values.items() if type(value) is int}
 
     def _look_at_data(self, state: object, frame: FrameType) -> None:
-        """Warn about a loader whose position is not restored with the state, unless the script keeps it."""
+        """Warn about a loader whose position the state does not restore, unless the script restores it."""
         own, place = _samplers_in(last_batch.sampler), last_batch.place
         held = [one for one in self._values().values() if not isinstance(one, (nn.Module, torch.optim.Optimizer))]
         elastic = next((one for one in own if isinstance(one, ElasticSampler)), None)
@@ -192,7 +192,7 @@ class LoopHabits:
 
     @staticmethod
     def _keeps_place(frame: FrameType, held: Collection[object]) -> bool:
-        """Return whether the script might derive its position from the step or from the loader's state."""
+        """Return whether the script may compute its data position from the step or from the loader's state."""
         names = frame.f_code.co_names
         skips = "completed_steps" in names and not _SKIPS.isdisjoint(names)
         return skips or any(hasattr(one, "dataset") and not isinstance(one, ElasticSampler) for one in held)
@@ -208,7 +208,7 @@ class LoopHabits:
 
 
 def _may_clear_gradients(frame: FrameType) -> bool:
-    """Return whether the script, or a module of its own that it imports, mentions ``zero_grad`` or ``grad``."""
+    """Return whether the script, or a module of the user that it imports, mentions ``zero_grad`` or ``grad``."""
     named = (getattr(one, "__module__", getattr(one, "__name__", None)) for one in frame.f_globals.values())
     modules = (sys.modules.get(one) for one in {name for name in named if isinstance(name, str)})
     files = {frame.f_code.co_filename, *(file for one in modules if (file := getattr(one, "__file__", None)))}
@@ -225,7 +225,7 @@ def _uses_gradients(source: str) -> bool:
 
 
 class OutsideCounters:
-    """Numbers that a training function changes outside its state, which a recovery does not restore.
+    """Numbers outside the state that the training function changes, and that a recovery does not restore.
 
     Args:
         function: the training function as the script defines it.
@@ -236,7 +236,7 @@ class OutsideCounters:
         self._first: dict[str, float] | None = None
 
     def begin(self) -> None:
-        """Compare the numbers with the first ones; called before each call of the function."""
+        """Compare the numbers with their initial values. Called before each call of the training function."""
         code = getattr(self._function, "__code__", None)
         if code is None:
             return
@@ -274,7 +274,7 @@ def _samplers_in(sampler: object) -> list[object]:
 
 
 def _counted_by_loop(frame: FrameType) -> str | None:
-    """Return ``x`` if the innermost loop around the current instruction is ``for state.x in …``."""
+    """Return ``x`` if the innermost loop around the current instruction is ``for state.x in …``, otherwise None."""
     instructions, begins, _ = loop_around(frame)
     for number, one in enumerate(instructions):
         if one.offset == begins and one.opname == "FOR_ITER":

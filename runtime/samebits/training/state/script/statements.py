@@ -1,7 +1,7 @@
-"""Parse the statements of a user's function, and find the names that each reads, writes, changes and calls.
+"""Parse the statements of a user's function, and find the names that each statement reads, writes, changes and calls.
 
-Only the source of the requested function is read. Names are resolved with the current values, so that ``model(x)`` is
-known to call a module; none of the script's code is executed.
+Only the source of the requested function is read. Names are looked up in their current values, so that ``model(x)`` is
+recognized as the call of a module. No code of the script is executed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Call:
 
 @dataclass
 class Statement:
-    """One statement, or the condition of a compound statement."""
+    """A simple statement, or the header of a compound statement."""
 
     line: int
     guards: tuple[Statement, ...]
@@ -99,12 +99,12 @@ class Statement:
 
     @property
     def is_relevant(self) -> bool:
-        """Whether the statement is part of the slice."""
+        """Whether training depends on the statement."""
         return self.by_value or self.by_effect
 
 
 class Statements:
-    """The statements of one function in order; nested statements follow the one that contains them.
+    """The statements of one function in source order, with nested statements after their compound statement.
 
     Args:
         values: known values of the function's parameters or locals.
@@ -137,7 +137,7 @@ class Statements:
         self._body(node.body, (), ())
 
     def forget_values(self) -> None:
-        """Drop all references to the script's objects, but keep lines and names."""
+        """Drop all references to the script's objects, but keep the lines and names."""
         self._values, self._scope = {}, lambda name: MISSING
         for step in self.steps:
             step.calls.clear()
@@ -293,7 +293,7 @@ class Statements:
                 self._read(child, step, hidden)
 
     def _read_path(self, path: Path, step: Statement) -> None:
-        """Record a read of the path, and of all that a user's property or ``__getattr__`` along the path reads."""
+        """Record a read of the path, and of everything that a user's property or ``__getattr__`` on it reads."""
         step.reads.add(path[:_LONGEST_PATH])
         owner = self.value(path[:1])
         for size in range(1, len(path)):
@@ -352,7 +352,7 @@ class Statements:
         return False
 
     def _calls_users(self, node: ast.Call, path: Path, step: Statement, hidden: frozenset[str]) -> bool:
-        """Record a call of the user's own function, method or object; return whether it is one."""
+        """Record the call if it calls the user's own function, method or object, and return whether it does."""
         value = self.value(path)
         owner = self.value(path[:-1]) if len(path) > 1 else MISSING
         function = plain_function(value)
@@ -426,7 +426,7 @@ class Statements:
 
 
 def calls_of(value: object) -> list[Call]:
-    """Return the call of a user's function, or of a method bound to an object; empty for other values."""
+    """Return the call of a user's function or bound method as a one-item list; empty for other values."""
     function = plain_function(value)
     if function is None or is_library(function.__code__.co_filename):
         return []
@@ -440,7 +440,7 @@ def calls_of(value: object) -> list[Call]:
 
 
 def path_of(node: ast.AST | None) -> Path | None:
-    """Return the names in ``a.b.c``, or None for any other expression."""
+    """Return the names in an expression such as ``a.b.c``, or None for any other expression."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -449,7 +449,7 @@ def path_of(node: ast.AST | None) -> Path | None:
 
 
 def root_of(node: ast.AST | None) -> Path | None:
-    """Return the longest path at the beginning of an expression such as ``a.b[0].c()``."""
+    """Return the longest attribute path at the start of an expression, such as ``a.b`` in ``a.b[0].c()``."""
     while node is not None:
         if path := path_of(node):
             return path
@@ -474,7 +474,7 @@ def heads_of(node: ast.AST) -> list[ast.AST]:
 
 
 def summands_of(node: ast.expr) -> list[ast.expr]:
-    """Return ``a``, ``b`` and ``c`` of ``a + b + c``; any other expression itself."""
+    """Return the operands of ``a + b + c``, or a list of the expression itself if it is not a sum."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return [*summands_of(node.left), node.right]
     return [node]

@@ -1,9 +1,9 @@
-"""Find in the source the part of a script's functions that the next training step depends on.
+"""Find the part of the script's source code that the next training step depends on.
 
-This is a backward slice. It begins where the script changes training (``backward()``, ``optimizer.step()``,
-``state.x = …``, a write to a learning rate or to a parameter) and follows assignments, conditions and calls of the
-user's own functions back to the names that are read. Values that only reach a print, a logger or a timer are never part
-of the slice. Objects are read only through ``fingerprints.attribute``, so none of the script's code is executed.
+This is a backward slice. It begins where the script changes training (``backward()``, ``optimizer.step()``, ``state.x =
+…``, a write to a learning rate or to a parameter). From there it follows assignments, conditions and calls of the
+user's own functions back to the names that are read. Values that only reach a print, a logger or a timer are not part
+of the slice. Objects are read only through ``fingerprints.attribute``, so no code of the script is executed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SourceLine:
 
 @dataclass(frozen=True)
 class Outside:
-    """A value that outlives a call: the object where its path begins, and the line that reads it."""
+    """A value that outlives a function call: the object at the start of its path, and the line that reads it."""
 
     owner: weakref.ref[Any]  # an object, or a function, which stands for its cells and globals
     path: Path
@@ -92,7 +92,7 @@ class Outside:
 
 @dataclass
 class _Summary:
-    """The parameters and outside values that a call needs, and whether the call changes training."""
+    """The parameters and outside values that a call depends on, and whether the call changes training."""
 
     needs: dict[str, dict[Path, SourceLine]] = field(default_factory=dict)  # parameter → rest of the path
     outside: list[Outside] = field(default_factory=list)
@@ -100,7 +100,7 @@ class _Summary:
 
 
 class ScriptFunctions:
-    """The user's functions read so far.
+    """The user's functions whose source has been read.
 
     Args:
         is_state: returns whether an object is the state.
@@ -132,7 +132,7 @@ class ScriptFunctions:
         return found
 
     def summary(self, call: Call, *, for_value: bool, depth: int) -> _Summary:
-        """Return the summary of a call; an empty one if the function cannot be read."""
+        """Return the summary of a call, which is empty if the function's source cannot be read."""
         function = call.function
         key = function.__code__, for_value, id(call.values.get("self"))
         if key not in self._summaries:
@@ -146,13 +146,13 @@ class ScriptFunctions:
         return self._summaries[key]
 
     def forget_values(self) -> None:
-        """Drop all references to the script's objects, but keep lines and names."""
+        """Drop all references to the script's objects, but keep the lines and names."""
         self._summaries.clear()
         for function in self.read.values():
             function.forget_values()
 
     def changing_line(self, path: Path, beside: types.CodeType | None) -> SourceLine | None:
-        """Return the line that changes this name or attribute, according to the functions read so far."""
+        """Return the line that changes this name or attribute in a function that has been read, or None."""
         function = self.read.get(beside) if beside is not None else None
         found = None if function is None else function.changing_line(path, is_prefix)
         if found is not None:
@@ -188,7 +188,7 @@ class ScriptFunctions:
         return min(found, key=lambda one: one.line, default=None)
 
     def expand(self, value: object, read: SourceLine, depth: int = 0) -> list[Outside] | None:
-        """Return the values on which an object that is used as a whole depends; None for a plain value."""
+        """Return the values that an object depends on when it is used as a whole, or None if it is a plain value."""
         if depth > _MOST_DEPTH:
             return []
         if has_type(value, torch.utils.data.DataLoader):
@@ -241,7 +241,7 @@ class ScriptFunctions:
 
 
 class Function(Statements):
-    """The statements of one function, each marked by whether training depends on it."""
+    """The statements of one function. Each is marked if training depends on it."""
 
     def __init__(self, script: ScriptFunctions, *given: Any) -> None:
         super().__init__(*given, is_state=script.is_state, is_training=script.is_training)
@@ -250,7 +250,7 @@ class Function(Statements):
     # ---- interface
 
     def slice(self, *, for_value: bool, depth: int) -> None:
-        """Mark the statements that training, or the returned value, depends on."""
+        """Mark the statements on which training, or with ``for_value`` the returned value, depends."""
         wanted: set[Path] = set()
         for step in self.steps:
             step.by_value = step.by_effect = False
@@ -291,7 +291,7 @@ class Function(Statements):
         return found
 
     def called_outside(self, depth: int) -> list[Outside]:
-        """Return the values, besides arguments, on which the functions that the slice calls depend."""
+        """Return the values outside the function that the calls in the slice depend on, apart from their arguments."""
         found = []
         for step in self.steps:
             for call, summary in self._summaries(step, depth):
@@ -315,7 +315,7 @@ class Function(Statements):
         ]
 
     def exposed(self, body: list[ast.stmt], depth: int, header: ast.AST | None = None) -> dict[Path, SourceLine]:
-        """Return the names that relevant statements read before ``body`` writes them, each with a line."""
+        """Return the names that relevant statements read before ``body`` writes them, with the lines of the reads."""
         found: dict[Path, SourceLine] = {}
         written: set[Path] = set()
         if header is not None:
@@ -324,7 +324,7 @@ class Function(Statements):
         return found
 
     def is_restored(self, name: str, before: int) -> bool:
-        """Return whether this local is derived from the state on entry, or derived again in each step."""
+        """Return whether this local variable is computed from the state on entry, or computed anew in each step."""
         for step in self.steps:
             if (name,) in step.writes and self._is_of_state(step):
                 is_before = step.line < before
@@ -355,7 +355,7 @@ class Function(Statements):
         )
 
     def is_memo(self, path: Path) -> bool:
-        """Return whether values are added to this dict only for missing keys, as in a cache of pure results."""
+        """Return whether values are only added to this dict for missing keys, as in a cache of pure results."""
         found = [(node, step) for node, step in self._of.items() if path in step.changes]
         return bool(found) and all(
             any(path in guard.memos for guard in step.guards) and not fills_from_data(node, self.node, self.batches)
@@ -363,7 +363,7 @@ class Function(Statements):
         )
 
     def modulus(self, path: Path) -> int | None:
-        """Return ``k`` if the slice reads this number only as ``n % k``."""
+        """Return ``k`` if the slice uses this number only as ``n % k``, otherwise None."""
         found: set[int] = set()
         for node, step in self._of.items():
             if not step.is_relevant or path not in step.reads or path in step.writes:
@@ -390,7 +390,9 @@ class Function(Statements):
         return math.lcm(*found) if found else None
 
     def changing_line(self, path: Path, reaches: Callable[[Path, Path], bool]) -> SourceLine | None:
-        """Return the line that changes the value; prefer lines in loops, and updates over constant assignments.
+        """Return the line that changes the value.
+
+        Lines in loops are preferred, and updates are preferred over constant assignments.
 
         Args:
             path: the value.
@@ -442,7 +444,7 @@ class Function(Statements):
     # ---- reads before writes
 
     def _walk(self, body: list[ast.stmt], written: set[Path], found: dict[Path, SourceLine], depth: int) -> bool:
-        """Add exposed reads; return whether control leaves the block early."""
+        """Add names that are read before they are written, and return whether control leaves the block early."""
         for node in body:
             self._expose(node, written, found, depth)
             if isinstance(node, ast.If):
@@ -515,7 +517,7 @@ def _source_of(code: types.CodeType) -> Any:
 
 
 def _lambda_of(code: types.CodeType, tree: ast.AST) -> Any:
-    """Return a lambda as a function that returns its expression."""
+    """Return a lambda in the form of a function that returns the lambda's expression."""
     places = [(line, column) for line, _, column, _ in code.co_positions() if line and column]
     for node in ast.walk(tree):
         if isinstance(node, ast.Lambda):
@@ -528,7 +530,10 @@ def _lambda_of(code: types.CodeType, tree: ast.AST) -> Any:
 
 
 class _Plain(ast.NodeTransformer):
-    """Writes ``getattr(a, "b")``, ``vars(a)["b"]`` and ``a.__dict__["b"]`` as ``a.b``; ``globals()["b"]`` as ``b``."""
+    """Simplifies dynamic attribute access.
+
+    ``getattr(a, "b")``, ``vars(a)["b"]`` and ``a.__dict__["b"]`` become ``a.b``, and ``globals()["b"]`` becomes ``b``.
+    """
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -573,7 +578,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes except those of nested functions, outer nodes first."""
+    """Yield all nodes outside nested functions, outer nodes first."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
             yield child
