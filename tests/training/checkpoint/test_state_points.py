@@ -138,6 +138,12 @@ class Steps:
     def copies(self) -> list[int]:
         return [one.point.step for one in self.points._kept._kept]
 
+    def places(self) -> list[int]:
+        """Return the addresses of the oldest copy's weight and of its moments."""
+        values: Any = self.points._kept._kept[0].contents["shared"]["values"]
+        moments = values["optimizer"]["state"][0]
+        return [one.data_ptr() for one in (values["model"]["weight"], moments["exp_avg"], moments["exp_avg_sq"])]
+
     def returns(self, to: int, at: int) -> bool:
         """Return to a step, and return whether the weights are those of step ``at``."""
         came = self.points.go_back(Point(to, 1))
@@ -150,10 +156,10 @@ def test_confirmed_copy_replaces_the_one_before_it_in_its_memory() -> None:
         run.take(step)
     run.found_equal(5)
     assert run.copies() == [1], "weights and moments are still those of the commit"
-    where = run.points._kept._kept[0].contents["shared"]["values"]["model"]["weight"].data_ptr()
+    where = run.places()
     run.take(6)
     kept = run.points._kept._kept[0]
-    assert run.copies() == [5] and kept.contents["shared"]["values"]["model"]["weight"].data_ptr() == where
+    assert run.copies() == [5] and run.places() == where
     assert kept.is_sound() and run.points._kept._spare is None
     run.take(7)
     assert run.returns(7, at=5)

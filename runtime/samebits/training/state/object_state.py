@@ -79,7 +79,6 @@ class ObjectState(State):
         for sampler in self._samplers:
             sampler.on_iterate = self._iterated
         self._last_commit = LastCommit(self.handlers)
-        self._has_optimizers = any(isinstance(one, OptimizerHandler) for one in self.handlers.values())
 
     def _handler_of(self, name: str, value: Any) -> StateHandler:
         handler = handler_of(value) or PlainHandler(self, name)
@@ -214,7 +213,13 @@ class ObjectState(State):
 
     def at_rest(self, point: Point) -> Sequence[torch.Tensor]:
         """Return the tensors that an optimizer changes if they are still the commit's, as :meth:`State.at_rest`."""
-        return self._last_commit.at_rest(point) if self._has_optimizers else ()
+        weights = self._last_commit.at_rest(point)
+        if not weights:
+            return ()
+        optimizers = [one.value for one in self.handlers.values() if isinstance(one, OptimizerHandler)]
+        states = [state for one in optimizers for state in one.state.values() if isinstance(state, dict)]
+        moments = [value for state in states for value in state.values()]
+        return [*weights, *(one for one in moments if type(one) is torch.Tensor)] if optimizers else ()
 
     def forget(self) -> None:
         """Record that the current values are not a valid commit."""
