@@ -102,7 +102,7 @@ def test_counter_outside_the_state(tmp_path: Path) -> None:
     )
     told = drilled(tmp_path, text)
     line = lines.index("            seen += 1") + 1
-    assert told["problem"].startswith("undisturbed: two runs of step 5 from the same commit differ")
+    assert told["problem"].startswith("undisturbed: two runs of step 5 differ")
     assert f"hidden state: seen (train.py:{line}) changed outside the state" in told["problem"]
     assert told["faults"] == []
 
@@ -110,7 +110,7 @@ def test_counter_outside_the_state(tmp_path: Path) -> None:
 def test_sampler_outside_the_state(tmp_path: Path) -> None:
     text, lines = changed(("    sampler=sampler,\n", ""))
     told = drilled(tmp_path, text)
-    assert told["problem"].startswith("undisturbed: three runs of step 5 from the same commit all differ")
+    assert told["problem"].startswith("undisturbed: three runs of step 5 all differ")
     line = next(number for number, one in enumerate(lines, 1) if "ElasticSampler(" in one)
     assert any(one.startswith(f"train.py:{line}: the position in the data is in no State") for one in told["advice"])
     assert not any("counted outside" in one or "commit()" in one.split("Fix")[0] for one in told["advice"]), told

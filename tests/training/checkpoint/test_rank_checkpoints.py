@@ -322,7 +322,7 @@ def test_training_without_memory_waits_for_the_disk_and_is_warned_once(
         assert save(mine, step)
         assert step in on_disk(mine)
     (said,) = [record.message for record in caplog.records if "waits for the disk" in record.message]
-    reasons = {"absent": "ENOENT", "too small": "ENOSPC", "no memory left": "100 are available"}
+    reasons = {"absent": "ENOENT", "too small": "ENOSPC", "no memory left": "100 that are available"}
     assert reasons.get(kind, "another live process") in said
     assert not list(memory.rglob("[ab]"))
     assert "async_save=False" in said
@@ -404,7 +404,7 @@ def test_failed_preparation_is_reported_by_the_save_that_needs_it(
         assert not caplog.records
         assert not list((tmp_path / "memory").rglob("[ab]"))
         save(mine, 4)
-    assert "100 are available" in caplog.text
+    assert "100 that are available" in caplog.text
     other = rank(async_save=False)
     other.prepare(*point_of(other, 3))
     assert other._saves._staging is None

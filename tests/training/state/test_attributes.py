@@ -140,3 +140,77 @@ def test_attribute_that_takes_the_place_of_another_is_restored() -> None:
     state.model.second = 3.0
     assert state.recall() is not None
     assert state.model.second == 2.0
+
+
+class Rotary(Net):
+    """A model with a table that is computed again for another length, as in a rotary embedding."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.table = torch.arange(float(length)) if length else None
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if len(x) != self.length:
+            self.length = len(x)
+            self.table = torch.arange(float(len(x)))
+        assert self.table is not None
+        return super().forward(x + self.table[: len(x), None])
+
+
+def rotary(length: int) -> TorchState:
+    torch.manual_seed(0)
+    model = Rotary(length)
+    state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    Commits(state)
+    return state
+
+
+def step_over(state: TorchState, length: int) -> None:
+    state.optimizer.zero_grad()
+    state.model(torch.ones(length, 4)).sum().backward()
+    state.optimizer.step()
+
+
+@pytest.mark.parametrize("length", [0, 2], ids=["filled by the first step", "filled at the start"])
+def test_number_that_describes_a_tensor_is_not_sent_without_it(length: int) -> None:
+    state, newcomer = rotary(length), rotary(length)
+    for number in (5, 5, 7, 7):
+        step_over(state, number)
+        state.commit()
+    newcomer.load(sent(state), own=False)
+    assert (newcomer.model.length, newcomer.model.calls) == (length, 4)
+    step_over(newcomer, 7)
+    newcomer.commit()
+    assert newcomer.model.calls == 5
+
+
+@pytest.mark.parametrize("stepped", [False, True], ids=["backward only", "step"])
+@pytest.mark.parametrize(("commits", "length"), [(0, 0), (1, 0), (3, 0), (1, 2), (3, 2)])
+def test_survivor_keeps_a_number_together_with_its_tensor(commits: int, length: int, stepped: bool) -> None:
+    state = rotary(length)
+    for _ in range(commits):
+        step_over(state, 5)
+        state.commit()
+    point, calls = sent(state), state.model.calls
+    state.model(torch.ones(7, 4)).sum().backward()
+    if stepped:
+        state.optimizer.step()
+        state.load(point, own=False)
+    else:
+        assert state.recall() is not None
+    assert (0 if state.model.table is None else len(state.model.table)) == state.model.length
+    if commits != 1:  # after one step, nothing distinguishes a counter from a length
+        assert state.model.calls == calls
+
+
+def test_numbers_beside_tensors_of_different_ranks_do_not_differ() -> None:
+    first, second = rotary(2), rotary(2)
+    for state, length in ((first, 5), (second, 2)):
+        step_over(state, 2)
+        state.commit()
+        step_over(state, length)
+        state.commit()
+    assert sent(first)["shared"]["unlisted"] == sent(second)["shared"]["unlisted"]

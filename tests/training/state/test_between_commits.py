@@ -762,10 +762,10 @@ def grown(model: Any) -> None:
 
 
 CHANGES: dict[Callable[[Any], None], str] = {
-    pruned: "gone first.weight, new first.weight_orig, first.weight_mask",
-    normed: "gone last.weight, new last.parametrizations.weight.original0, last.parametrizations.weight.original1",
-    shortened: "gone norm.weight, norm.bias, norm.running_mean, norm.running_var and 1 more, new none",
-    grown: "gone none, new extra.weight, extra.bias",
+    pruned: "removed first.weight, added first.weight_orig, first.weight_mask",
+    normed: "removed last.weight, added last.parametrizations.weight.original0, last.parametrizations.weight.original1",
+    shortened: "removed norm.weight, norm.bias, norm.running_mean, norm.running_var and 1 more, added none",
+    grown: "removed none, added extra.weight, extra.bias",
 }
 
 

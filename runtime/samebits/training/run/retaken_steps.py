@@ -196,8 +196,8 @@ class RetakenSteps:
             return
         self._passes.append(found)
         if len(self._passes) == 1:
-            raise TakeStepAgain("what follows the last commit is done a second time")
-        if self._judge(f"what follows step {state.completed_steps}'s commit", ranks):
+            raise TakeStepAgain("the code after the last commit is run a second time")
+        if self._judge(f"the code after step {state.completed_steps}'s commit", ranks):
             self._replace_processes(ranks, has_returned=True)
 
     def committed(self, commit: int, ranks: Ranks) -> None:
@@ -376,7 +376,7 @@ class RetakenSteps:
         if any(one & _NAMES for one in told):
             source = next(rank for rank, one in enumerate(told) if one & _NAMES)
             sentence = ranks.share(sentence_of(findings) if findings else "", source)
-            raise self._failure(f"two runs of {what} from the same commit differ in {names}: {sentence}")
+            raise self._failure(f"two runs of {what} differ in {names}: {sentence}")
         if len(self._passes) == 2:
             raise TakeStepAgain(f"{what} is taken a third time")
         if all(one & _COMES_AGAIN for one in told):
@@ -389,7 +389,7 @@ class RetakenSteps:
             )
         else:
             text = (
-                f"three runs of {what} from the same commit all differ, in {names}, and no value outside the state "
+                f"three runs of {what} all differ in {names}, and no value outside the state "
                 "was seen to change, so the step is not deterministic, or the cause is unknown. Fix: set "
                 "torch.use_deterministic_algorithms(True) and a seed for every generator; otherwise, look in the "
                 "training function, and in hooks, for values that are kept outside TorchState(…)"
