@@ -17,7 +17,7 @@ import msgspec
 
 from samebits.core.point import Point
 from samebits.service import log
-from samebits.store import durable
+from samebits.store import durable, private
 
 __all__ = ["SAVED_AT", "PassDigests", "Restart"]
 
@@ -27,6 +27,7 @@ _RECORDED = 4
 """Commits after a saved one that are compared."""
 _DURABLE_WITHIN_S = 60.0
 _LOOK_S = 0.02
+_MAX_BYTES = 64 << 20
 
 PassDigests = dict[str, int]
 
@@ -108,12 +109,11 @@ class Restart:
     def follow(self, rank: int) -> bool:
         """Take the digests that this rank's last process left; return whether there are any."""
         path = self._path(rank)
-        try:
-            kept = msgspec.msgpack.decode(path.read_bytes(), type=tuple[bool, dict[int, PassDigests]])
-            self.had_returned, self.expected = kept
-            path.unlink()  # another loss has nothing to compare
-        except FileNotFoundError:
+        data = private.read(path, _MAX_BYTES)
+        if data is None:
             return False
+        self.had_returned, self.expected = msgspec.msgpack.decode(data, type=tuple[bool, dict[int, PassDigests]])
+        path.unlink()  # another loss has nothing to compare
         return True
 
     def _path(self, rank: int) -> Path:
