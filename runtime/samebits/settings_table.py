@@ -711,10 +711,10 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "HIDDEN_STATE", "hidden_state", _HIDDEN, "tell", _WATCH,
-        "`tell`: during the first commits, and after the first epoch, SameBits observes the values outside the state "
-        "that the training function reads, and names those that change, with their lines, because a recovery does not "
-        "restore them. `off` disables this. `stop` also runs steps 5 to 8 twice, the second time as after a loss, and "
-        "ends the job if a result differs. `samebits run --check` sets `check` for its own job.",
+        "`tell`: during the first commits, and after the first epoch, SameBits watches the values outside the state "
+        "that the training function reads. It reports those that change, with file and line, because a recovery does "
+        "not restore them. `off` disables this. `stop` also runs steps 5 to 8 twice, the second time as after the "
+        "loss of a worker, and ends the job if a result differs. `samebits run --check` sets `check` for its own job.",
         "`tell`：在最初几次提交期间以及第一个 epoch 之后，观察训练函数在状态之外读取的值；"
         "恢复不会还原这些值，因此会指出其中发生变化的值及其所在行。`off` 不查看。"
         "`stop` 还会把第 5 至 8 步各执行两次，第二次与丢失进程之后相同；若结果不同则结束作业。"

@@ -155,7 +155,7 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, list):
         return isinstance(other, list) and len(one) >= len(other) and all(map(_same, one, other))
     if isinstance(one, float) and isinstance(other, (int, float)) and not isinstance(other, bool):
-        return one == other or (math.isnan(one) and math.isnan(other))  # an int may stand where a float is declared
+        return one == float(other) or (math.isnan(one) and math.isnan(other))  # an int where a float is declared
     if isinstance(one, str) and isinstance(other, str):
         return one in (other, printable(other))  # text for people is made printable when it is read
     return type(one) is type(other) and bool(one == other)

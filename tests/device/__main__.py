@@ -1,6 +1,6 @@
-"""``python -m tests.device [--card] [--quick] [--made-up] [--stops] [--only CHECK ...]``: check this machine's device.
+"""Check this machine's device: ``python -m tests.device [--card] [--quick] [--simulated] [--stops] [--only CHECK …]``.
 
-Looks for a GPU, then an NPU. If there is neither, or with ``--made-up``, everything runs on a simulated device
+Looks for a GPU, then an NPU. If there is neither, or with ``--simulated``, everything runs on a simulated device
 (``tests.device.backend``), and checks that need a card report "not on this device". It needs no network. It prints each
 result at once, with card, driver and torch, then one JSON object; the status is 1 if anything failed.
 
@@ -87,8 +87,8 @@ def main() -> int:
     )
     parser.add_argument("--within", type=float, default=CARD_WITHIN_S, metavar="SECONDS", help="for all of --card")
     parser.add_argument("--quick", action="store_true", help="fewer cycles, a smaller state")
-    parser.add_argument("--made-up", action="store_true", help="not on the card that is here")
-    parser.add_argument("--stops", action="store_true", help="the made-up device is stopped as Ascend's is")
+    parser.add_argument("--simulated", action="store_true", help="not on the card that is here")
+    parser.add_argument("--stops", action="store_true", help="the simulated device is stopped as Ascend's is")
     parser.add_argument("--only", nargs="+", choices=[*CHECKS, *CARD_CHECKS], help="default: all")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _stopped)
@@ -102,7 +102,7 @@ def main() -> int:
     try:
         outcome.here = look(
             folder,
-            made_up=options.made_up or options.stops,
+            simulated=options.simulated or options.stops,
             stops=options.stops,
             refuses_two_ranks=options.card and not options.stops,
         )

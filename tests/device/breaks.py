@@ -1,4 +1,4 @@
-"""``python -m tests.device.breaks CASE``: one way in which breaking a group goes wrong on the device made up for tests.
+"""``python -m tests.device.breaks CASE``: one way in which breaking a group goes wrong on the simulated device.
 
 Each case is a process of its own, because a device, a group and a watchdog belong to a process. ``test_breaks`` has
 what each case must come to.

@@ -65,17 +65,17 @@ class Here:
         return f"{self.card}, driver {self.driver}, torch {self.torch_version}"
 
 
-def look(folder: Path, *, made_up: bool = False, stops: bool = False, refuses_two_ranks: bool = False) -> Here:
+def look(folder: Path, *, simulated: bool = False, stops: bool = False, refuses_two_ranks: bool = False) -> Here:
     """Return this machine's device, or the simulated one if there is no card or it is requested.
 
     Args:
         folder: for files that let processes find the simulated device.
-        made_up: use it even if there is a card.
+        simulated: use it even if there is a card.
         stops: the simulated device ends its collectives as Ascend's does.
         refuses_two_ranks: the simulated device's collectives refuse two ranks on one device, as NCCL does.
     """
     path = {"PYTHONPATH": SOURCES}
-    if not made_up:
+    if not simulated:
         if torch.cuda.is_available():
             has = frozenset({"graphs", "inductor", "pinning", "sharing"})
             told = path | (_first_of("cuda", 1) or {}) | {_COLLECTIVES: "gloo"}
@@ -92,7 +92,7 @@ def look(folder: Path, *, made_up: bool = False, stops: bool = False, refuses_tw
     told = {"PYTHONPATH": f"{autoload}{os.pathsep}{SOURCES}", "TRIAL_STOPS": str(int(stops))}
     told |= {name: os.environ[name] for name in ("TRIAL_BUILD",) if name in os.environ}
     told |= {"TRIAL_SHARED": "0"} if refuses_two_ranks else {}
-    card = "a device made up for tests" + (", stopped as Ascend's is" if stops else "")
+    card = "a simulated device for tests" + (", stopped as Ascend's is" if stops else "")
     return Here(backend.NAME, card, "none", told, frozenset({"sharing"}))
 
 

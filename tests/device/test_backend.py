@@ -74,7 +74,7 @@ def test_memory_streams_and_numbers_are_separate(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(BUILD_S)
-@pytest.mark.parametrize("way", [["--made-up"], ["--stops"]], ids=["aborted", "stopped"])
+@pytest.mark.parametrize("way", [["--simulated"], ["--stops"]], ids=["aborted", "stopped"])
 def test_command_finds_that_everything_holds(way: list[str]) -> None:
     # Ended by SIGTERM if it takes too long, so that its jobs end with it.
     command = ["timeout", f"{BUILD_S - 30:g}", sys.executable, "-m", "tests.device", "--quick", *way]

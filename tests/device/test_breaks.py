@@ -160,7 +160,7 @@ def test_a_replacement_waits_for_memory_that_is_freed_late(tmp_path: Path) -> No
 
 
 def test_spare_that_takes_over_rank_0_selects_its_own_device_by_local_rank(tmp_path: Path) -> None:
-    here = look(tmp_path, made_up=True)
+    here = look(tmp_path, simulated=True)
     job = DeviceJob(here, tmp_path / "job", spares=1, settings={"TRIAL_DEVICES": "3"})
     try:
         job.open_gates(0)
@@ -199,7 +199,7 @@ def test_nothing_grows_over_a_hundred_generations(kind: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(("how", "text"), [("", r"left \d"), ("locked", f"status {AbortHungError.exit_code}")])
 def test_rank_that_connects_to_a_lost_peer_leaves_or_gives_up_its_seat(how: str, text: str, tmp_path: Path) -> None:
     """NCCL's non-blocking communicators connect in the background, and hold the lock that the abort needs."""
-    here = look(tmp_path, made_up=True)
+    here = look(tmp_path, simulated=True)
     here = replace(here, environment=here.environment | {"TRIAL_ABORT": how})
     found = left(here, tmp_path / "left")
     assert found.verdict is Verdict.PASSED and re.search(text, found.text), found
@@ -207,7 +207,7 @@ def test_rank_that_connects_to_a_lost_peer_leaves_or_gives_up_its_seat(how: str,
 
 def refusing(folder: Path, how: str) -> tuple[Here, str]:
     """Return how two ranks are connected on a device that refuses them: as NCCL, or as NCCL since 2.30 if asked."""
-    here = look(folder, made_up=True)
+    here = look(folder, simulated=True)
     here = replace(here, environment=here.environment | {"TRIAL_SHARED": how})
     return connected(here, folder / "connected", BUILD_S)
 
@@ -232,7 +232,7 @@ def test_abort_of_a_collective_that_waits_for_a_killed_peer_is_tried_on_two_devi
 
 
 def test_kill_of_a_peer_is_not_tried_where_no_two_ranks_connect(tmp_path: Path) -> None:
-    here = look(tmp_path, made_up=True)
+    here = look(tmp_path, simulated=True)
     assert here.environment["PYTHONPATH"].endswith(SOURCES), "its processes may import an installed package"
     (found,) = peer(replace(here, pair=None), tmp_path / "peer", CARD)
     assert found.verdict is Verdict.NOT_HERE

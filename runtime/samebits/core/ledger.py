@@ -42,12 +42,12 @@ class Witnesses:
         self._took: dict[int, Mapping[Member, Member]] = {}  # by generation: receiver → source
 
     def begin(self, generation: int, members: Sequence[Member], sources: Mapping[int, int]) -> None:
-        """Record that a generation begins, and which ranks copy their state.
+        """Record that a generation begins, and which ranks copy their state from another rank.
 
         Args:
-                generation: the generation's number.
-                members: the generation's members, by rank.
-            sources: rank → the rank whose state it takes.
+            generation: the generation's number.
+            members: the generation's members, by rank.
+            sources: maps each rank that copies its state to the rank from which it copies.
         """
         self._took[generation] = {members[rank]: members[source] for rank, source in sources.items()}
         self._took.pop(generation - MOST_GENERATIONS, None)

@@ -91,7 +91,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 def search_s(host: str, port: int) -> float:
-    """Return how many seconds a worker may try other addresses of the scheduler, or 0 if there are none.
+    """Return how many seconds a worker may spend on the scheduler's other addresses, or 0 if it has no others.
 
     Args:
         host: SCHED_HOST.

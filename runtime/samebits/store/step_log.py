@@ -146,8 +146,8 @@ class StepLogWriter:
             if one.torn is not None:
                 _cut(one)
                 self.problems.append(
-                    f"{one.path}: a record that a crash interrupted was cut off at byte {one.end} ({one.torn}): "
-                    "its step had not begun"
+                    f"{one.path}: an incomplete record that a crash left behind was removed from byte {one.end} on "
+                    f"({one.torn}); its step had not begun"
                 )
             if one.problem is not None:
                 self.problems.append(one.problem)

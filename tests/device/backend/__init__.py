@@ -165,7 +165,7 @@ def _module(built: Any) -> ModuleType:
     module.device_count = built.device_count
     module.current_device = built.current_device
     module.set_device = lambda device: built.set_device(index_of(device))
-    module.get_device_name = lambda device=None: "a device made up for tests"
+    module.get_device_name = lambda device=None: "a simulated device for tests"
     module.synchronize = lambda device=None: built.synchronize(index_of(device))
     module.manual_seed = lambda seed: generator().manual_seed(seed)
     module.manual_seed_all = seed_all

@@ -246,7 +246,7 @@ def test_wrong_place_is_named_with_its_fix(place: EtcdPlace, no_etcd: EtcdPlace,
     ):
         EtcdGateway(nobody, EtcdAccess(), patience_s=0.1).get("/a")
     with pytest.raises(
-        StoreError, match=r"is not an etcd's client port, .*HTTP status 404\). Fix: name the client port"
+        StoreError, match=r"is not a client port of etcd, .*HTTP status 404\). Fix: name the client port"
     ):
         EtcdGateway(no_etcd, EtcdAccess()).get("/a")
     with pytest.raises(StoreError, match=r":\d+ does not use TLS\. Fix: unset ETCDCTL_CACERT and ETCDCTL_CERT"):

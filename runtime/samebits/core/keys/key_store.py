@@ -46,7 +46,7 @@ _NUMBERS = msgspec.msgpack.Decoder(Int)
 
 
 class StoredValue(NamedTuple):
-    """A value and the version of its write; version 0 means absent."""
+    """A value and the version at which it was written; version 0 means that the key is absent."""
 
     value: bytes
     version: int

@@ -141,7 +141,9 @@ class Rebuild:
         self._until, self._is_over = None, True
         most = [one for one, members in groups.items() if _is_majority(one, len(members)) and _rises(members)]
         if len({one.job for one in most}) != 1:
-            ledger.ready.say(f"no job is rebuilt: {_shown(groups)}; a majority of one generation must agree. {_MEND}")
+            ledger.ready.say(
+                f"no job is rebuilt: {_shown(groups)}; a majority of one generation's members must agree. {_MEND}"
+            )
             return None
         last = max(most, key=lambda one: one.generation)
         members = groups[last]

@@ -431,7 +431,9 @@ def _lock(base: Path, path: Path) -> int:
             continue  # another job's sweep has just removed it
         if not _lock_once_free(descriptor):
             os.close(descriptor)
-            raise LockedError(f"{path}: another live process uses the memory slots of this rank. Fix: end it first")
+            raise LockedError(
+                f"{path}: another running process is using the memory slots of this rank. Fix: stop that process first"
+            )
         if os.fstat(descriptor).st_nlink > 0:
             return descriptor
         os.close(descriptor)

@@ -246,7 +246,7 @@ class EtcdGateway:
 
     @contextlib.contextmanager
     def watched(self, key: str) -> Iterator[socket.socket | None]:
-        """Yield a socket that becomes readable when the key changes, or earlier.
+        """Yield a socket that becomes readable when the key changes, and perhaps before.
 
         None is yielded if etcd does not answer.
         """
@@ -387,7 +387,7 @@ class EtcdGateway:
             raise _PassingError(f"{member}: {text}")
         if not failure.code:
             raise StoreError(
-                f"{self.place}: {member} is not an etcd's client port, or its etcd is older than 3.4 ({text}). Fix: "
+                f"{self.place}: {member} is not a client port of etcd, or its etcd is older than 3.4 ({text}). Fix: "
                 f"name the client port in RECOVERY_PATH, usually {USUAL_PORT}"
             )
         raise StoreError(f"{self.place}: {member} refuses: {text}. Fix: give ETCDCTL_USER write access there")

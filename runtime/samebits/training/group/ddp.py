@@ -559,9 +559,9 @@ def require_all_among(weights: Sequence[torch.Tensor]) -> None:
         if any(parameter.requires_grad and id(parameter) not in known for parameter in ddp.parameters()):
             name = type(ddp.module).__name__
             raise UsageError(
-                f"DistributedDataParallel({name}) trains parameters that are not in the state: a replacement "
-                "would begin with different values. Fix: TorchState(model, optimizer, …) with this model; a "
-                "second one gets a name of its own, such as model_2=…"
+                f"DistributedDataParallel({name}) trains parameters that are not in the state, so a "
+                "replacement worker would begin with different values. Fix: pass this model to "
+                "TorchState(model, optimizer, …), or as model_2=… if the state has another model already"
             )
 
 

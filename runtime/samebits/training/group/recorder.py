@@ -62,7 +62,7 @@ class Recorder:
         self._pairwise: dict[tuple[int, int], int] = {}  # op and peer → count
 
     def launched(self, method: str, sequence: int, args: Sequence[Any]) -> int | None:
-        """Record a collective that was called with these arguments, and return a number for :meth:`over`."""
+        """Record a collective with these arguments; return its number, which :meth:`over` takes."""
         op = _OPS.get(method)
         if self._ring is None or op is None:
             return None

@@ -32,7 +32,7 @@ class _Averaging(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Context manager in which steps use the gradients as they are."""
+        """Context manager in which steps use the gradients as they are, without averaging them."""
         self._averages.is_skipped = True
         try:
             yield

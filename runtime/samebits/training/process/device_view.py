@@ -72,14 +72,14 @@ def wait_for_memory(path: Path, job: str, host: str, device: torch.device, withi
 
 
 class DeviceView:
-    """Reads the memory usage of one process's device.
+    """Reads how much device memory one process uses.
 
     Args:
         device: the device.
         interval_s: minimum time between two readings.
-        visible_npus: ASCEND_RT_VISIBLE_DEVICES.
-        clock: monotonic seconds.
-        note: called with the bytes that the process holds, first once and then after each growth by a twentieth.
+        visible_npus: the value of ASCEND_RT_VISIBLE_DEVICES.
+        clock: returns monotonic time in seconds.
+        note: called with the number of bytes in use, at the first reading and whenever it has grown by 5 %.
     """
 
     def __init__(

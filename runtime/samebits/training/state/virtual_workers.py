@@ -267,9 +267,9 @@ class VirtualWorkers:
         values, buffers = self._values(), self._buffers()
         if torch_private.versions_of(buffers) != self._versions:
             raise UsageError(
-                "a buffer of the state, such as BatchNorm statistics, changed outside the forward passes of a step, "
-                "with other data on each rank. Fix: model.eval() for a forward pass that is not followed by "
-                "backward()"
+                "a buffer of the state, such as BatchNorm statistics, was changed outside the forward passes of a "
+                "step, by data that differs between ranks. Fix: call model.eval() before a forward pass that is not "
+                "followed by backward()"
             )
         if self._kept is None:
             self._kept = {name: copied(value) for name, value in values.items()}
@@ -386,9 +386,9 @@ class VirtualWorkers:
             )
 
     def _flat(self, buffers: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return this turn's summands as flat tensors.
+        """Return the tensors to be summed in this turn, flattened.
 
-        These are gradients, flags for existing gradients, and changes of batch statistics.
+        They hold the gradients, flags that say which gradients exist, and the changes to batch statistics.
         """
         kind = self._kind()
         grads = [one.grad for one in self._trained]

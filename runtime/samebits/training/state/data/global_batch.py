@@ -319,8 +319,9 @@ class Step:
         """
         if self._next != self._block[1] or self._is_open:
             raise UsageError(
-                f"step.reduce() after {self._next - self._block[0]} of {self._block[1] - self._block[0]} "
-                "micro-batches. Fix: iterate over the step, and call step.backward(loss) for each micro-batch"
+                f"step.reduce() was called after only {self._next - self._block[0]} of "
+                f"{self._block[1] - self._block[0]} micro-batches. "
+                "Fix: iterate over the step, and call step.backward(loss) for each micro-batch"
             )
         total = self._total()
         offset = 0

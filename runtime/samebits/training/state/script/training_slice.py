@@ -116,7 +116,7 @@ class ScriptFunctions:
         self._summaries: dict[tuple[types.CodeType, bool, int], _Summary] = {}
 
     def function(self, code: types.CodeType, values: Mapping[str, Any], scope: Callable[[str], Any]) -> Function | None:
-        """Read a function; return None if its source is not available.
+        """Analyze a function's source; return None if the source is not available.
 
         Args:
             code: the function's code.
