@@ -34,8 +34,8 @@ def test_first_free_numbers_that_name_a_slot_are_used() -> None:
 @pytest.mark.parametrize(
     ("most", "count", "said"),
     [
-        (3, 1, "MAX_WORKER_NUM=3: 0 node ids below it are free, 1 needed"),
-        (5, 3, "MAX_WORKER_NUM=5: 2 node ids below it are free, 3 needed"),
+        (3, 1, "MAX_WORKER_NUM=3: 0 node ids below it are free, but 1 are needed"),
+        (5, 3, "MAX_WORKER_NUM=5: 2 node ids below it are free, but 3 are needed"),
         (5, 0, "0 workers to add: expected 1 or more"),
     ],
 )

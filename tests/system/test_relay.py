@@ -107,7 +107,7 @@ def test_lying_relay_hides_no_loss_and_is_reported(
         job.open_gates(0)
         job.wait_for_step(15)
         (job.folder / LIES).touch()
-        job.wait_for("scheduler", r"(repeated|forged).*dropped")
+        job.wait_for("scheduler", r"dropped.*(repeated|forged)")
         job.kill(2)
         job.wait_for("scheduler", r"worker 2 \(pid \d+ on elsewhere\) is lost")
         job.start_worker(2, **elsewhere)

@@ -349,7 +349,7 @@ def test_writer_finishes_what_a_killed_trainer_sealed_and_the_successor_waits(
         lock = DirectoryLock(rank_directory(root, 0), "worker 0")
         with pytest.raises(LockedError, match="its last known holder, is gone"):
             lock.acquire()
-        with pytest.raises(LockedError, match="another live process"):
+        with pytest.raises(LockedError, match="another running process"):
             MemoryRoom(base, JOB, 0)
     finally:
         os.kill(writer.pid, signal.SIGCONT)

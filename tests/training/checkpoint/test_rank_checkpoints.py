@@ -323,7 +323,7 @@ def test_training_without_memory_waits_for_the_disk_and_is_warned_once(
         assert step in on_disk(mine)
     (said,) = [record.message for record in caplog.records if "waits for the disk" in record.message]
     reasons = {"absent": "ENOENT", "too small": "ENOSPC", "no memory left": "100 that are available"}
-    assert reasons.get(kind, "another live process") in said
+    assert reasons.get(kind, "another running process") in said
     assert not list(memory.rglob("[ab]"))
     assert "async_save=False" in said
     if kind == "somebody else's":

@@ -159,7 +159,7 @@ def test_skipped_micro_batch_is_reported(monkeypatch: pytest.MonkeyPatch) -> Non
     World(monkeypatch, 1)
     bare = model()
     step, micros = first_step(bare)
-    with pytest.raises(UsageError, match=r"step\.reduce\(\) after 0 of 3 micro-batches\. Fix: "):
+    with pytest.raises(UsageError, match=r"step\.reduce\(\) was called after only 0 of 3 micro-batches\. Fix: "):
         step.reduce()
     _, inputs, labels = next(micros)
     with pytest.raises(UsageError, match="was skipped"):

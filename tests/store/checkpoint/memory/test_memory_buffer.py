@@ -309,7 +309,7 @@ def test_missing_shared_memory_has_a_message(tmp_path: Path) -> None:
 
 def test_room_has_one_live_owner(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
-    with pytest.raises(LockedError, match="another live process"):
+    with pytest.raises(LockedError, match="another running process"):
         MemoryRoom(tmp_path, JOB, 0)
     MemoryRoom(tmp_path, JOB, 1).close()
     room.close()
