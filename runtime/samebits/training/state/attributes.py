@@ -28,20 +28,22 @@ _OF_TORCH: Final = frozenset(vars(nn.Module()))
 class _WithTensors:
     """The attributes of an object that also has tensors in plain attributes.
 
-    A number is *tied* to these tensors if it has only changed in steps that also replaced a tensor.
+    A number is *tied* to a tensor if both have always changed in the same steps, and neither in some step. A loss or a
+    feature map that every forward pass replaces is therefore tied to nothing.
 
     Args:
         own: the object's dictionary.
         numbers: its plain attributes at the last commit.
-        first: its plain attributes at the start.
     """
 
-    def __init__(self, own: dict[str, Any], numbers: dict[str, Any], first: Mapping[str, Any]) -> None:
-        self.tied: set[str] = set()
+    def __init__(self, own: dict[str, Any], numbers: dict[str, Any]) -> None:
         self._own, self._numbers = own, numbers
-        self._free = {name for name, one in numbers.items() if _differ(one, first.get(name, _OTHER), new=True)}
         self._tensors: dict[str, weakref.ref[torch.Tensor]] = {}
         self._at_start: frozenset[str] = frozenset()  # tensors that existed then, and cannot be restored
+        self._rested: set[str] = set()  # tensors that outlived a step
+        self._has_begun = False  # whether the initial state was remembered, which is no step
+        self._apart: set[tuple[str, str]] = set()  # tensor and number of which only one changed in some step
+        self.tied: frozenset[str] = frozenset()
 
     def start(self) -> None:
         """Take the present tensors as those that every process creates."""
@@ -58,25 +60,20 @@ class _WithTensors:
         numbers, before = _plain(self._own), self._numbers
         names = numbers.keys() | before.keys()
         changed = {one for one in names if _differ(numbers.get(one, _OTHER), before.get(one, _OTHER), new=True)}
-        if self._is_replaced():
-            self.tied |= changed - self._free
-        else:
-            self._free |= changed
-            self.tied -= changed
+        tensors = self._present()
+        for name, tensor in tensors.items():
+            is_replaced = name not in self._tensors or self._tensors[name]() is not tensor
+            if not is_replaced and self._has_begun:
+                self._rested.add(name)
+            self._apart |= {(name, one) for one in (numbers.keys() - changed if is_replaced else changed)}
+        self._has_begun = True
+        rested = self._rested & tensors.keys()
+        self.tied = frozenset(one for one in numbers if any((name, one) not in self._apart for name in rested))
         self.begin()
 
-    def adopt(self, given: Mapping[str, Any]) -> None:
-        """Note that these numbers came from another process, where they are not tied."""
-        self._free |= given.keys()
-        self.tied -= given.keys()
-
-    def stay(self) -> set[str]:
+    def stay(self) -> frozenset[str]:
         """Return the numbers that must not return to the start; none if their tensors do so, too."""
-        return self.tied if self._at_start else set()
-
-    def _is_replaced(self) -> bool:
-        now = self._present()
-        return now.keys() != self._tensors.keys() or any(self._tensors[name]() is not one for name, one in now.items())
+        return self.tied if self._at_start else frozenset()
 
     def _present(self) -> dict[str, torch.Tensor]:
         return {name: one for name, one in self._own.items() if isinstance(one, torch.Tensor)}
@@ -174,13 +171,12 @@ class PlainAttributes:
         for path, own in self._owners.items():
             first, given = self._first[id(own)], changed.get(path, {})
             with_tensors = self._with_tensors.get(id(own))
-            stay = set() if with_tensors is None else with_tensors.stay() - given.keys()
+            stay = frozenset() if with_tensors is None else with_tensors.stay() - given.keys()
             for name in _plain(own).keys() - first.keys() - given.keys() - stay:
                 del own[name]
             own.update({name: value for name, value in first.items() if name in own and name not in stay})
             own.update(given)
             if with_tensors is not None:
-                with_tensors.adopt(given)
                 with_tensors.begin()
 
     def _look(self) -> None:
@@ -192,7 +188,7 @@ class PlainAttributes:
         found = []
         for own in self._owners.values():
             if id(own) not in self._with_tensors and any(isinstance(one, torch.Tensor) for one in own.values()):
-                found.append(_WithTensors(own, self._numbers_of(own), self._first[id(own)]))
+                found.append(_WithTensors(own, self._numbers_of(own)))
                 self._with_tensors[id(own)] = found[-1]
         return found
 
@@ -203,9 +199,9 @@ class PlainAttributes:
         at_commit = zip(self._places, self._kept, strict=False)
         return {name: kept for (one, name), kept in at_commit if one is own and kept is not _OTHER}
 
-    def _tied(self, own: dict[str, Any]) -> set[str]:
+    def _tied(self, own: dict[str, Any]) -> frozenset[str]:
         found = self._with_tensors.get(id(own))
-        return set() if found is None else found.tied
+        return frozenset() if found is None else found.tied
 
 
 def _plain(own: Mapping[str, Any]) -> dict[str, Any]:
