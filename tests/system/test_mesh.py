@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from samebits.errors import NumericsError
-from tests.system.job import WAIT_S, Job
+from tests.system.elastic_job import ElasticJob
+from tests.system.job import WAIT_S, Job, JobFolder
 from tests.system.kill_list import replace
+from tests.system.processes import WarmStarter
 
 pytestmark = pytest.mark.system
 
@@ -162,6 +164,18 @@ def killed(new_job: Callable[..., Job], mesh: tuple[str, ...], kills: tuple[str,
     job = new_job(*SMALL, *mesh, *options, "--marks", str(marks), script=EXAMPLE, workers=max([4, *more]))
     replace(*(int(kill[0]) for kill in kills))(job)
     return job
+
+
+def test_spare_that_was_not_needed_holds_no_shard_and_ends_well(
+    tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]
+) -> None:
+    """Its model is still on the meta device, so it could not load a final state."""
+    words = (*SMALL, "--dp-replicate", "2", "--dp-shard", "2")
+    job = ElasticJob(tmp_path, warm, script=EXAMPLE, args=words, workers=4, spares=1)
+    watched(job)
+    job.start()
+    job.finish()
+    assert job.matches(4, "this spare was not needed")
 
 
 @pytest.mark.thorough  # replicas redo no step, as in the first test of this file

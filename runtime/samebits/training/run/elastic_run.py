@@ -138,7 +138,8 @@ class ElasticRun:
                 generation = self._enter()
                 if isinstance(generation, Point):
                     self._process.is_over = True
-                    self._points.load_final(generation)
+                    if self._process.admitted.slot is not None:  # a spare's script ends here
+                        self._points.load_final(generation)
                     return None
                 self._begin(generation)
                 result = call() if self._retaken is None else self._call_again_where_needed(self._retaken, call)
