@@ -139,7 +139,7 @@ def test_world_that_grows_shrinks_and_is_recovered(job: ShellJob) -> None:
     shell.wait_for(r"workers? (2|3|2 and 3) joined: \d workers")
     full = add(job)
     assert full.end() == 80
-    assert "MAX_WORKER_NUM=4: 0 node ids below it are free, 1 needed" in full.text
+    assert "MAX_WORKER_NUM=4: 0 node ids below it are free, but 1 are needed" in full.text
 
     leaving = job.tool("scale", "--remove", "3")
     assert leaving.end() == 0, leaving.text

@@ -140,7 +140,7 @@ def test_ipv6_works_like_ipv4() -> None:
 
 
 def test_name_of_another_machine_is_refused_with_the_fix() -> None:
-    with pytest.raises(ListenError, match=r"^SCHED_HOST=192\.0\.2\.1 is .* SCHED_BIND"):
+    with pytest.raises(ListenError, match=r"^SCHED_HOST=192\.0\.2\.1 resolves to .* SCHED_BIND"):
         listening("192.0.2.1", PORT)  # TEST-NET-1 (RFC 5737): belongs to no host
     with pytest.raises(ListenError, match=r"^SCHED_HOST=no-such-host\.invalid cannot be resolved"):
         listening("no-such-host.invalid", PORT)

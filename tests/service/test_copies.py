@@ -179,7 +179,7 @@ def test_keeper_without_memory_says_so_and_the_next_one_is_tried(
         rank.copies.hashed(name, rank.room.sequence)
         what, sequence, text = rank.heard()
     assert (what, sequence) == ("uncopied", 1)
-    assert text.startswith("rank 1: ") and "1000 are available" in text
+    assert text.startswith("rank 1: ") and "1000 that are available" in text
     rank.save(2)
     assert rank.heard() == ("copied", 2, "")
     assert buddy.kept() == [2]

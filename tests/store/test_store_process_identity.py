@@ -137,5 +137,5 @@ def test_pid_file_round_trip(tmp_path: Path) -> None:
 def test_foreign_pid_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "worker_0.pid"
     path.write_bytes(content)
-    with pytest.raises(StoreError, match=r"worker_0\.pid: not a pid file"):
+    with pytest.raises(StoreError, match=r"worker_0\.pid is not a pid file"):
         read_pid_file(path)
