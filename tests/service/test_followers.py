@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from samebits.core.messages import Status, StatusQuery
+from samebits.core.messages import Restarting, Status, StatusQuery
 from samebits.net.client import Got
 from samebits.net.server import Arrived, ConnectionLost
 from samebits.service import clock
-from samebits.service.scheduling.followers import FOLLOW_INTERVAL_S, Followers
+from samebits.service.scheduling.followers import FAREWELL_S, FOLLOW_INTERVAL_S, Followers
 from tests.core.house import training_house
 from tests.net.ends import Ends, until
 
@@ -101,3 +103,30 @@ def test_last_state_is_pushed_even_right_after_another_one(monkeypatch: pytest.M
     assert told[-1] == before, "it is owed"
     followers.tell_last(line, house.core)
     assert told[-1] != before
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["reads the final state", "is gone"])
+def test_scheduler_exits_once_each_follower_has_the_final_state(ends: Ends, reads: bool) -> None:
+    """A client drops what it has not read when the connection closes."""
+    followers, seen_off = Followers(), threading.Event()
+    client = ends.connected("follower")
+    client.send(StatusQuery(follow=True))
+    until(ends.heard, lambda item: isinstance(item, Arrived))
+    followers.ask("follower", follow=True)
+
+    def see_off() -> None:
+        followers.see_off(ends.server, [])
+        seen_off.set()
+
+    waiting = threading.Thread(target=see_off)
+    began_s = time.monotonic()
+    waiting.start()
+    client.send(Restarting())  # it has not read anything yet
+    assert not seen_off.wait(0.2)
+    if reads:
+        client.send(StatusQuery(follow=False))
+    else:
+        client.close()
+        ends.clients.remove(client)
+    waiting.join()
+    assert time.monotonic() - began_s < FAREWELL_S

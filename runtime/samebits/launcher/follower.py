@@ -95,6 +95,7 @@ class HeldFolder:
 REPORTS_A_LEASE = 4
 NAMED = 6
 MOST_UNDELIVERED = 256  # decisions kept until a scheduler answers; older ones are dropped
+NEWS_S = 1.0  # how long a report that training is finished may take to arrive after the exit of a worker
 
 LEFT = JobOutcome(None, "left running", 0)
 
@@ -207,6 +208,7 @@ class Follower:
         self._folder = HeldFolder(settings.log_dir)
         self._names: list[str] = []
         self._watched: dict[int, tuple[str, ProcessIdentity]] = {}
+        self._ended: dict[int, tuple[Death, float]] = {}  # ends that are not judged yet, and until when to wait
         self._known: dict[str, ProcessIdentity] = {}
         self._missing: list[tuple[str, ProcessIdentity]] = []  # processes that ended before they could be watched
         self._scheduler_death = Death()
@@ -214,8 +216,7 @@ class Follower:
         self._is_ours: bool | None = None  # whether this job's scheduler answers; None before any answer
         self._address = self._told_address = ""  # if SCHED_HOST names several: the current and the last reported one
         self._stop_by: str | None = None
-        self._stop_status = 0
-        self._stop_asked = False  # whether the current connection was asked to stop the job
+        self._stop_status, self._stop_asked = 0, False  # whether the current connection was asked to stop the job
         self._poll = select.poll()
         self._asking = Asking(self._poll, self._screen.say, may_leave=not settings.die_with_me)
         self._following = Following(
@@ -290,7 +291,8 @@ class Follower:
         asked_at = self._asking.wake_at()
         drive_at = None if self._driver is None else self._driver.wake_at(now)
         supervised_ats = (start_at, look_at, drive_at, self._report_restarts_at or None)
-        ats = (self._following.wake_at(), self._silence.wake_at(), asked_at, *supervised_ats, now + LOOK_S)
+        judge_at = min((until for _, until in self._ended.values()), default=None)
+        ats = (self._following.wake_at(), self._silence.wake_at(), asked_at, judge_at, *supervised_ats, now + LOOK_S)
         return max(0, math.ceil((min(at for at in ats if at is not None) - now) * 1000))
 
     # ---- the user's requests
@@ -393,41 +395,62 @@ class Follower:
         )
 
     def _take_deaths(self, ready: set[int]) -> None:
+        now = time.monotonic()
         for descriptor in ready & self._watched.keys():
-            name, identity = self._watched[descriptor]
-            death = reap(identity)
-            if death is None:
-                continue
-            now, is_trained = time.monotonic(), self._training_is_finished()
-            is_done = is_trained and not death.is_bad
-            was_removed, has_joined = name not in self._names, self._has_joined(name, identity)
-            cause = self._cause(name, death)
-            is_lost = not (is_done or was_removed or (death.status == 0 and not has_joined))
-            follows = self._lost(name, identity, death, cause) if is_lost else ""
-            del self._watched[descriptor]
-            self._poll.unregister(descriptor)
-            os.close(descriptor)
-            self._following.died(
-                name,
-                identity,
-                death,
-                cause,
-                now,
-                is_done=is_done,
-                is_trained=is_trained,
-                was_removed=was_removed,
-                has_joined=has_joined,
-                follows=follows,
+            if (death := reap(self._watched[descriptor][1])) is not None:
+                self._poll.unregister(descriptor)
+                self._ended[descriptor] = death, now + NEWS_S
+        for descriptor, (death, until) in list(self._ended.items()):
+            if now >= until or not self._awaits_news(*self._watched[descriptor], death):
+                del self._ended[descriptor]
+                self._take_death(descriptor, death)
+
+    def _awaits_news(self, name: str, identity: ProcessIdentity, death: Death) -> bool:
+        """Return whether the scheduler may be about to report that training is finished.
+
+        On another host than the scheduler's, a worker's exit may be seen before that report. Such a worker must not be
+        restarted: there would soon be no scheduler to tell it that the job is over.
+        """
+        is_possible = death.status == 0 and name != SCHEDULER and name in self._names and self._following.is_linked
+        return (
+            is_possible
+            and self._settings.enable_recovery
+            and not self._following.is_closing
+            and self._has_joined(name, identity)
+            and not self._training_is_finished()
+        )
+
+    def _take_death(self, descriptor: int, death: Death) -> None:
+        name, identity = self._watched[descriptor]
+        now, is_trained = time.monotonic(), self._training_is_finished()
+        is_done = is_trained and not death.is_bad
+        was_removed, has_joined = name not in self._names, self._has_joined(name, identity)
+        cause = self._cause(name, death)
+        is_lost = not (is_done or was_removed or (death.status == 0 and not has_joined))
+        follows = self._lost(name, identity, death, cause) if is_lost else ""
+        del self._watched[descriptor]
+        os.close(descriptor)
+        self._following.died(
+            name,
+            identity,
+            death,
+            cause,
+            now,
+            is_done=is_done,
+            is_trained=is_trained,
+            was_removed=was_removed,
+            has_joined=has_joined,
+            follows=follows,
+        )
+        is_asked_for = death.status is not None and is_trained  # the script cannot always report this itself
+        if name != SCHEDULER and (death.is_bad or is_asked_for):
+            said = str(cause) if isinstance(cause, Failure) else f"{death}: {cause}" if cause else str(death)
+            self._undelivered.append(
+                status.process_ended(node_of(name) or "", identity, _observation(death, cause), said)
             )
-            is_asked_for = death.status is not None and is_trained  # the script cannot always report this itself
-            if name != SCHEDULER and (death.is_bad or is_asked_for):
-                said = str(cause) if isinstance(cause, Failure) else f"{death}: {cause}" if cause else str(death)
-                self._undelivered.append(
-                    status.process_ended(node_of(name) or "", identity, _observation(death, cause), said)
-                )
-            self._logs.begin(name)  # for the process that replaces it
-            if name == SCHEDULER:
-                self._scheduler_death = death
+        self._logs.begin(name)  # for the process that replaces it
+        if name == SCHEDULER:
+            self._scheduler_death = death
 
     def _cause(self, name: str, death: Death) -> Failure | str:
         if death.signal == signal.SIGKILL:

@@ -164,6 +164,8 @@ class SchedulerLink:
             return
         self._terms[view.job] = view.term
         self._tell(view)
+        if view.job_finished or view.ended is not None:  # the scheduler exits once it knows that this has arrived
+            self._client.send(status.question(follow=False))
 
     def _told_shut_out(self, text: str) -> None:
         """Handle a rejected secret. If an earlier connection accepted it, a different scheduler has answered."""

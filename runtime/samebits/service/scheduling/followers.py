@@ -7,14 +7,15 @@ the scheduler's time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
 
 from samebits.account.job_view import JobView
-from samebits.core.messages import Status
+from samebits.core.messages import Status, StatusQuery
 from samebits.core.scheduler import SchedulerCore
-from samebits.net.server import Server
+from samebits.net.server import Arrived, ConnectionLost, Server
 from samebits.service import clock
 from samebits.service.status import message_of, snapshot
 
@@ -23,6 +24,7 @@ MAX_ASKING = 1024  # queries in one pass; further ones must be repeated
 FOLLOW_INTERVAL_S = 0.5  # progress is pushed at most this often, other changes at once
 SNAPSHOT_SHARE = 0.1
 """A snapshot that took t s is reused for t × (1 / share - 1) s: 1 ms for few workers, longer for thousands."""
+FAREWELL_S = 3.0
 NOTHING = Status(b"")
 
 
@@ -114,6 +116,30 @@ class Followers:
         """
         self._whole, self._pushed = _Snapshot(whole=True), _Snapshot(whole=False)
         self.tell(server, core, changed=True)
+
+    def see_off(self, server: Server, waiting: Iterable[str]) -> None:
+        """Wait, at most ``FAREWELL_S`` seconds, until other processes know that the job is over.
+
+        A ZeroMQ client that queues nothing while it is unconnected also drops unread messages when the connection
+        closes. A follower on another host would then restart its workers, and a process without a seat would consider
+        itself the first one of the next job. A follower that has the final state sends a question; a process without a
+        seat closes its connection.
+
+        Args:
+            server: the server, which is not used any more afterwards.
+            waiting: the peers without a seat.
+        """
+        there, followers = set(waiting), set(self._following)
+        until = clock.now_s() + FAREWELL_S
+        while (there or followers) and (left_s := until - clock.now_s()) > 0:
+            server.wait(left_s)
+            for incoming in server.drain():
+                match incoming:
+                    case ConnectionLost(peer):
+                        there.discard(peer)
+                        followers.discard(peer)
+                    case Arrived(peer, StatusQuery()):
+                        followers.discard(peer)
 
     def tell_of_wait(self, server: Server, core: SchedulerCore, why: str) -> None:
         """Push the last snapshot with a warning while the scheduler waits for its journal.

@@ -69,7 +69,6 @@ CONNECTIONS_A_WORKER = 2  # the worker's own, and that of a dying process or a w
 CONNECTIONS_OTHER = 1000  # tools, and room for strangers
 SAVES_AGAIN = 3  # attempts in a row, if RECOVERY_PATH is removed during writes
 WAIT_TOLD_EVERY_S = 15.0  # shorter than the gateway's own interval
-FAREWELL_S = 1.0
 MOST_LOOKS = 32  # silent processes examined in one pass; each takes 1 ms
 _LOG_LEVELS = {Severity.INFO: logging.INFO, Severity.WARNING: logging.WARNING}
 
@@ -346,19 +345,8 @@ class SchedulerService:
             decided_at = now
             if this_pass.ended is not None:
                 self._followers.tell_last(server, core)
-                self._see_off(server, core)
+                self._followers.see_off(server, core.waiting_sessions())
                 return this_pass.ended
-
-    def _see_off(self, server: Server, core: SchedulerCore) -> None:
-        """Wait, at most ``FAREWELL_S`` seconds, until processes without a seat know that the job is over.
-
-        A ZeroMQ client that queues nothing while it is unconnected also drops unread messages when the connection
-        closes. Such a process would consider itself the first one of the next job.
-        """
-        there, until = set(core.waiting_sessions()), clock.now_s() + FAREWELL_S
-        while there and (left_s := until - clock.now_s()) > 0:
-            server.wait(left_s)
-            there -= {incoming.peer for incoming in server.drain() if isinstance(incoming, ConnectionLost)}
 
     def _pause_s(self, wake_at: float | None, now: float) -> float:
         pause = self._settings.heartbeat_interval_s
