@@ -662,6 +662,18 @@ HIDDEN = {
 }
 
 HARMLESS = {
+    "generator in the module's extra state": script(
+        top="""
+        class Drop(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.rng = torch.Generator().manual_seed(3)
+            def get_extra_state(self): return self.rng.get_state()
+            def set_extra_state(self, saved): self.rng.set_state(saved)
+            def forward(self, x): return x * (torch.rand((), generator=self.rng) > 0.3)
+        model.append(Drop())
+        """,
+    ),
     "mask of the first batch's shape": script(
         top="""
         class Mask:

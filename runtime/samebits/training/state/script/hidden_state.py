@@ -441,7 +441,9 @@ class HiddenStateLook:
             if has_type(value, torch.Tensor, enum.Enum) or (has_type(value, dict) and not _is_in(value, name)):
                 break  # an attribute or a method of the object
             value = value if type(inner) in (property, types.FunctionType, types.GetSetDescriptorType) else inner
-            if handled.is_restored_in_part(holder) and (is_plain(value) or name in _OF_OPTIMIZERS):
+            if handled.is_restored_in_part(holder) and (
+                is_plain(value) or name in _OF_OPTIMIZERS or _is_in_extra_state(holder, name)
+            ):
                 return MISSING
         if has_type(value, torch.utils.data.DataLoader):
             return value  # its dataset may have state, even if its position is restored
@@ -482,6 +484,14 @@ class HiddenStateLook:
         if owner is not None and type(owner) is not types.FunctionType:
             name = f"{(owner if has_type(owner, type) else type(owner)).__name__}.{name}"
         return HiddenChange(name, kind, self._line_of(one) or one.read)
+
+
+def _is_in_extra_state(holder: object, name: str) -> bool:
+    """Return whether a module's own ``get_extra_state`` reads this attribute; its result belongs to a commit."""
+    if not has_type(holder, nn.Module):
+        return False
+    code = getattr(type(holder).get_extra_state, "__code__", None)  # type: ignore[attr-defined]
+    return code is not None and code is not nn.Module.get_extra_state.__code__ and name in code.co_names
 
 
 def _objects_of(state: Any) -> list[object]:
