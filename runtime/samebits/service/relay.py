@@ -161,7 +161,8 @@ class RelayService:
                     self._tell(self._ranks, ATTACH_AGAIN)
                 case Down() if self._is_up:
                     self._is_up = False
-                    log.warn(f"the scheduler is unreachable; notifying {counted(len(self._ranks), 'worker')}")
+                    if self._ranks:
+                        log.warn(f"the scheduler is unreachable; notifying {counted(len(self._ranks), 'worker')}")
                     self._tell(self._ranks, UNREACHABLE)
                 case Got(Downward(deliveries, detached)):
                     for delivery in deliveries:
