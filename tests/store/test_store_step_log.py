@@ -121,7 +121,7 @@ def test_end_torn_at_any_byte_costs_the_last_record_alone(rank: Path) -> None:
         assert same_as_written(rank) == [1, 2]
         writer = StepLogWriter.open(rank, HEADER)
         assert bool(writer.problems) == (size > last_begins), f"torn at byte {size}"
-        assert all("was cut off" in problem for problem in writer.problems)
+        assert all("incomplete record" in problem for problem in writer.problems)
         assert segment.stat().st_size == last_begins
         writer.append([record(3)])
         writer.close()
@@ -333,7 +333,7 @@ def test_kill_at_any_call_leaves_a_usable_log(tmp_path: Path) -> None:
             os._exit(1)
         assert os.waitpid(child, 0)[1] == 9, f"not killed at call {number}"
         writer = StepLogWriter.open(rank, HEADER)
-        assert all("was cut off" in problem for problem in writer.problems)
+        assert all("incomplete record" in problem for problem in writer.problems)
         writer.append([record(writer.last_step + 1)])
         writer.close()
         assert same_as_written(rank) == list(range(1, writer.last_step + 1))
