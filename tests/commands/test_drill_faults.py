@@ -234,13 +234,15 @@ def answer():
     input()
     print("runs", flush=True)
 threading.Thread(target=answer, daemon=True).start()
+print("waits", flush=True)
 while True:
     time.sleep(0.01)
 """
     orders = DrillOrders(tmp_path / "inside")
     with process(code, PYTHONPATH=str(orders.folder)) as (started, identity):
-        assert orders.give(identity, "hang") == "sleeps in its main thread"
         assert started.stdin is not None and started.stdout is not None
+        assert started.stdout.readline() == "waits\n"
+        assert orders.give(identity, "hang") == "sleeps in its main thread"
         started.stdin.write("\n")
         started.stdin.flush()
         assert started.stdout.readline() == "runs\n"
