@@ -92,7 +92,7 @@ def test_terminal_in_the_readme_plays_its_record() -> None:
     record = RECORD.read_text(encoding="utf-8")
     assert (ROOT / "docs/kill.svg").read_text(encoding="utf-8") == terminal(from_text(record), TITLE)
     assert as_text(from_text(record)) == record
-    killed, taken = record.index("$ kill -9"), record.index("took slot 2 of worker 2")
+    killed, taken = record.index("$ kill -9"), record.index("took the place of worker 2")
     assert killed < taken < record.index("job finished at step 600")
     finals = {line.split("sha256=")[1] for line in record.splitlines() if "  final step=600" in line}
     assert len(finals) == 1, "all ranks end with the same bits"
