@@ -12,6 +12,7 @@ import ctypes
 import os
 import socket
 import subprocess
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -281,3 +282,17 @@ class Switch:
         for host in self.hosts:
             host.close()
         self._holder.close()
+
+
+def cut_off(host: Host, others: Iterable[Host]) -> None:
+    """Drop all packets between a host and others, in both directions."""
+    for other in others:
+        host.cut_towards(other)
+        other.cut_towards(host)
+
+
+def mend(host: Host, others: Iterable[Host]) -> None:
+    """Undo :func:`cut_off`."""
+    for other in others:
+        host.mend_towards(other)
+        other.mend_towards(host)

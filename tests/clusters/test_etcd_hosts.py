@@ -15,7 +15,7 @@ from samebits.store.journal import read_journal
 from samebits.store.quorum.gateway import EtcdGateway
 from samebits.store.quorum.quorum_log import CHUNK_BYTES, JOURNALS, QuorumClaim, QuorumLog, read_log
 from tests.clusters.hosts import HostsJob
-from tests.clusters.namespaces import Host, Switch
+from tests.clusters.namespaces import Host, Switch, cut_off, mend
 from tests.store.quorum.etcd_cluster import ETCD, EtcdCluster, cluster_in
 
 pytestmark = [
@@ -31,23 +31,22 @@ DISK_MIB = 160
 """An etcd reserves two files of 64 MB for its log in advance."""
 
 
-def cut(host: Host, others: list[Host]) -> None:
-    for other in others:
-        host.cut_towards(other)
-        other.cut_towards(host)
-
-
-def mend(host: Host, others: list[Host]) -> None:
-    for other in others:
-        host.mend_towards(other)
-        other.mend_towards(host)
-
-
 @contextmanager
 def etcd_on(switch: Switch, folder: Path) -> Iterator[EtcdCluster]:
     """Run an etcd on all hosts of the switch but the first."""
     with cluster_in(folder, hosts=switch.hosts[1:]) as cluster:
         yield cluster
+
+
+def started(new_hosts_job: Callable[..., HostsJob], switch: Switch, cluster: EtcdCluster) -> HostsJob:
+    """Start a job whose processes are all on the first host; return it once it has reached the step ``CUT``."""
+    settings = QUICK | {"RECOVERY_PATH": str(cluster.place())}
+    job = new_hosts_job(*TRAINED, *GATES, switch=switch, settings=settings)
+    job.place = dict.fromkeys(job.place, switch.hosts[0])
+    job.start()
+    job.open_gates(0)
+    job.wait_for_step(CUT)
+    return job
 
 
 def require_whole(job: HostsJob, cluster: EtcdCluster) -> None:
@@ -75,16 +74,11 @@ def test_job_recovers_while_etcds_leader_is_cut_off(
     switch = new_switch("head", "x", "y", "z")
     head, *members = switch.hosts
     with etcd_on(switch, tmp_path / "etcd") as cluster:
-        settings = QUICK | {"RECOVERY_PATH": str(cluster.place())}
-        job = new_hosts_job(*TRAINED, *GATES, switch=switch, settings=settings)
-        job.place = dict.fromkeys(job.place, head)
-        job.start()
-        job.open_gates(0)
-        job.wait_for_step(CUT)
+        job = started(new_hosts_job, switch, cluster)
         leader = cluster.leader()
         assert leader is not None
         others = [host for host in members if host is not members[leader]]
-        cut(members[leader], others if reached_by == "the scheduler" else [head, *others])
+        cut_off(members[leader], others if reached_by == "the scheduler" else [head, *others])
         job.kill(1)
         job.start_worker(1)
         job.open_gates(CUT)
@@ -105,18 +99,13 @@ def test_job_recovers_while_the_disk_of_etcds_leader_is_full(
 ) -> None:
     """Such a member ends with an error. It returns with its data once there is room."""
     switch = new_switch("head", "x", "y", "z")
-    head, *members = switch.hosts
+    _, *members = switch.hosts
     disks = [tmp_path / "etcd" / f"m{number}" for number in range(len(members))]
     for member, disk in zip(members, disks, strict=True):
         disk.mkdir(parents=True)
         on_files_of(member, "mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "small", str(disk))
     with etcd_on(switch, tmp_path / "etcd") as cluster:
-        settings = QUICK | {"RECOVERY_PATH": str(cluster.place())}
-        job = new_hosts_job(*TRAINED, *GATES, switch=switch, settings=settings)
-        job.place = dict.fromkeys(job.place, head)
-        job.start()
-        job.open_gates(0)
-        job.wait_for_step(CUT)
+        job = started(new_hosts_job, switch, cluster)
         leader = cluster.leader()
         assert leader is not None
         filler = disks[leader] / "filler"

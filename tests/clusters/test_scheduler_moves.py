@@ -8,7 +8,7 @@ import pytest
 
 from samebits.errors import SupersededError
 from tests.clusters.hosts import HostsJob
-from tests.clusters.namespaces import Family, Host, Switch
+from tests.clusters.namespaces import Family, Switch, cut_off, mend
 from tests.system.job import WAIT_S
 
 pytestmark = pytest.mark.system
@@ -41,18 +41,6 @@ def on_four(new_switch: Callable[..., Switch], new_hosts_job: Callable[..., Host
         return job
 
     return make
-
-
-def cut_off(host: Host, others: list[Host]) -> None:
-    for other in others:
-        host.cut_towards(other)
-        other.cut_towards(host)
-
-
-def mend(host: Host, others: list[Host]) -> None:
-    for other in others:
-        host.mend_towards(other)
-        other.mend_towards(host)
 
 
 def test_another_host_takes_over_from_the_lost_scheduler(
