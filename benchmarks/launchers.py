@@ -37,7 +37,7 @@ from benchmarks.processes import (
     worker_module,
     worker_name,
 )
-from benchmarks.recovery_peers import start_torchft, torchft_needs
+from benchmarks.recovery_peers import highest_before, start_torchft, torchft_needs
 from benchmarks.recovery_trials import WORLD_SIZE, last_s, wait_until_training
 from benchmarks.report import MISSING, Progress, Report, median, table
 
@@ -244,25 +244,25 @@ def measure(launcher: Launcher, python: str, rng: random.Random) -> Row:
         victim = rng.choice(sorted(channel.reached))
         killed_s = time.monotonic()
         job.kill(victim)
-        channel.drain()
-        highest = max(one.step or 0 for one in channel.select("stepped") if one.at_s <= killed_s)
         try:
             channel.wait_for(
-                lambda: len(_beyond(channel, highest, victim)) == WORLD_SIZE, RECOVERED_WITHIN_S, "the recovery"
+                lambda: len(recovered(channel, killed_s, victim)) == WORLD_SIZE, RECOVERED_WITHIN_S, "the recovery"
             )
         except (TimeoutError, ChildProcessError) as error:
             return Row(step_ms=step_ms, problem=str(error))
-        total_s, redone = evaluate(channel, highest, killed_s, _beyond(channel, highest, victim))
+        total_s, redone = evaluate(channel, killed_s, recovered(channel, killed_s, victim))
         return Row(total_s, redone, step_ms, _outlives(stage, job.coordinator(), stack))
 
 
-def _beyond(channel: Channel, highest: int, victim: int) -> frozenset[int]:
+def recovered(channel: Channel, killed_s: float, victim: int) -> frozenset[int]:
+    """Return the pids of the ranks that have finished a step that no rank had finished before the kill."""
+    highest = highest_before(channel, killed_s)
     return frozenset(pid for pid, step in channel.reached.items() if step > highest and pid != victim)
 
 
-def evaluate(channel: Channel, highest: int, killed_s: float, pids: frozenset[int]) -> tuple[float, int]:
-    """Return the seconds until every rank finished a step beyond ``highest``, and the number of steps redone."""
-    firsts = []
+def evaluate(channel: Channel, killed_s: float, pids: frozenset[int]) -> tuple[float, int]:
+    """Return the seconds until each of these ranks finished a new step, and the number of steps redone."""
+    highest, firsts = highest_before(channel, killed_s), []
     for pid in pids:
         steps = channel.select("stepped", since_s=killed_s, pids=frozenset({pid}))
         firsts.append(min((one for one in steps if (one.step or 0) > highest), key=lambda one: one.at_s))

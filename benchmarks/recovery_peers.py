@@ -164,12 +164,12 @@ def recover_torchft(victim: int, rng: random.Random, python: str, within_s: floa
         start = start_torchft(stage, python)
         pids = [start(rank) for rank in range(WORLD_SIZE)]
         wait_until_training(stage, WORLD_SIZE, rng)
-        highest = max(channel.reached.values())
         killed_s = time.monotonic()
         stage.end(worker_name(victim))
         pids[victim] = start(victim)
 
         def recovered() -> bool:
+            highest = highest_before(channel, killed_s)
             return all(channel.reached.get(pid, 0) > highest for pid in pids)
 
         try:
@@ -179,10 +179,15 @@ def recover_torchft(victim: int, rng: random.Random, python: str, within_s: floa
         return rejoined(channel, killed_s, frozenset(pids) - {pids[victim]}, pids[victim])
 
 
+def highest_before(channel: Channel, killed_s: float) -> int:
+    """Return the last step before the kill. Call it again later: reports of such steps may still be on their way."""
+    return max(one.step or 0 for one in channel.select("stepped") if one.at_s <= killed_s)
+
+
 def rejoined(channel: Channel, killed_s: float, survivors: frozenset[int], newcomer: int) -> Restart:
     """Evaluate the events of a process that returns to survivors that have not waited for it."""
     new = frozenset({newcomer})
-    highest = max(one.step or 0 for one in channel.select("stepped") if one.at_s <= killed_s)
+    highest = highest_before(channel, killed_s)
 
     def first_s(pid: int) -> float:
         steps = channel.select("stepped", since_s=killed_s, pids=frozenset({pid}))

@@ -20,6 +20,7 @@ from benchmarks.launchers import (
     fill_pages,
     measure,
     page_table,
+    recovered,
     report,
     summary,
     with_modules,
@@ -39,7 +40,15 @@ def test_a_rank_has_recovered_with_a_step_that_no_rank_had_finished(tmp_path: Pa
     survivor = [("stepped", 1, 9.0, 30), ("trains", 1, 11.0, 28), ("stepped", 1, 12.0, 29), ("stepped", 1, 13.5, 31)]
     newcomer = [("trains", 2, 11.5, 28), ("stepped", 2, 12.5, 30), ("stepped", 2, 14.0, 31), ("stepped", 2, 15.0, 32)]
     made = channel(tmp_path, *survivor, *newcomer)
-    assert evaluate(made, 30, 10.0, frozenset({1, 2})) == (4.0, 2)
+    assert evaluate(made, 10.0, frozenset({1, 2})) == (4.0, 2)
+    made.close()
+
+
+def test_a_step_before_the_kill_whose_report_comes_late_is_no_recovery(tmp_path: Path) -> None:
+    late = ("stepped", 1, 9.9, 31)
+    made = channel(tmp_path, ("stepped", 1, 9.0, 30), ("stepped", 2, 9.0, 30), late, ("stepped", 2, 12.0, 31))
+    made.reached = {1: 31, 2: 31}
+    assert recovered(made, 10.0, victim=3) == frozenset()
     made.close()
 
 

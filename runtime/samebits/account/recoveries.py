@@ -63,9 +63,10 @@ class Recovery:
         return 0 if self.restore_step is None else max(0, self.step - self.restore_step)
 
     def steps_lost_text(self) -> str:
-        """Return a text about the lost steps, such as ``no step``, ``3 steps`` or ``at least 3 steps``."""
+        """Return a text about the lost steps, such as ``no step``, ``3 steps`` or ``any steps after step 300``."""
         if self.all_lost:
-            return f"at least {counted(self.steps_lost, 'step')}" if self.steps_lost else "an unknown number of steps"
+            after = f"any steps after step {self.restore_step or 0}"
+            return f"at least {counted(self.steps_lost, 'step')}" if self.steps_lost else after
         return counted(self.steps_lost, "step") if self.steps_lost else "no step"
 
     def phases(self) -> dict[str, float]:
