@@ -42,7 +42,9 @@ from benchmarks.recovery_trials import WORLD_SIZE, last_s, wait_until_training
 from benchmarks.report import MISSING, Progress, Report, median, table
 
 RECOVERED_WITHIN_S = 60.0
-WHOLE_RUN_S = 900.0
+SETTLES_S = 10.0
+"""Seconds of training before a kill. Spares get ready in the first half; speed is measured in the second."""
+WHOLE_RUN_S = 1500.0
 """One more trial of each launcher begins only if it is likely to end within this time."""
 WATCHED_S = 10.0
 """Ranks that make no step for this long after the coordinator was killed count as stopped."""
@@ -235,10 +237,12 @@ def measure(launcher: Launcher, python: str, rng: random.Random) -> Row:
         channel = stage.channel
         try:
             job = launcher.start(stage, python)
-            steps = wait_until_training(stage, WORLD_SIZE, rng)
+            wait_until_training(stage, WORLD_SIZE, rng)
+            settled_s = time.monotonic() + SETTLES_S
+            channel.wait_for(lambda: time.monotonic() >= settled_s, 2 * SETTLES_S, "steady training")
         except (TimeoutError, ChildProcessError) as error:
             return Row(problem=_last_line(stage) or str(error))
-        step_ms = (steps[-1].at_s - steps[0].at_s) / (len(steps) - 1) * 1e3
+        step_ms = _step_ms(channel, settled_s - SETTLES_S / 2)
         if launcher is PLAIN:
             return Row(step_ms=step_ms)
         victim = rng.choice(sorted(channel.reached))
@@ -254,20 +258,31 @@ def measure(launcher: Launcher, python: str, rng: random.Random) -> Row:
         return Row(total_s, redone, step_ms, _outlives(stage, job.coordinator(), stack))
 
 
+def _step_ms(channel: Channel, since_s: float) -> float:
+    """Return the milliseconds from one step to the next, on the rank that was slowest since that time."""
+    by_pid: dict[int, list[float]] = {}
+    for one in channel.select("stepped", since_s=since_s):
+        by_pid.setdefault(one.pid, []).append(one.at_s)
+    return max((times[-1] - times[0]) / (len(times) - 1) for times in by_pid.values() if len(times) > 1) * 1e3
+
+
 def recovered(channel: Channel, killed_s: float, victim: int) -> frozenset[int]:
     """Return the pids of the ranks that have finished a step that no rank had finished before the kill."""
-    highest = highest_before(channel, killed_s)
-    return frozenset(pid for pid, step in channel.reached.items() if step > highest and pid != victim)
+    highest, steps = highest_before(channel, killed_s), channel.select("stepped", since_s=killed_s)
+    return frozenset(one.pid for one in steps if (one.step or 0) > highest and one.pid != victim)
 
 
 def evaluate(channel: Channel, killed_s: float, pids: frozenset[int]) -> tuple[float, int]:
     """Return the seconds until each of these ranks finished a new step, and the number of steps redone."""
-    highest, firsts = highest_before(channel, killed_s), []
+    highest, firsts, redone = highest_before(channel, killed_s), [], 0
     for pid in pids:
+        earlier = [one.step or 0 for one in channel.select("stepped", pids=frozenset({pid})) if one.at_s <= killed_s]
         steps = channel.select("stepped", since_s=killed_s, pids=frozenset({pid}))
         firsts.append(min((one for one in steps if (one.step or 0) > highest), key=lambda one: one.at_s))
-    resumed = [one.step or 0 for one in channel.select("trains", since_s=killed_s, pids=pids)]
-    return last_s(firsts) - killed_s, max(0, highest - min(resumed, default=highest))
+        first = min(one.step or 0 for one in steps)
+        if not earlier or first <= max(earlier):  # else a survivor that continued where it was
+            redone = max(redone, highest + 1 - first)
+    return last_s(firsts) - killed_s, redone
 
 
 def _outlives(stage: Stage, coordinator: int, stack: contextlib.ExitStack) -> bool:
@@ -334,8 +349,8 @@ def summary(undisturbed: Sequence[Row], rows: Mapping[str, Sequence[Row]]) -> di
             figures["step_ms"] = median(steps)
         if steps and plain_ms:
             figures["speed_vs_plain"] = round(median(plain_ms) / median(steps), 3)
-        if problem := next((row.problem for row in trials if row.problem), ""):
-            figures["printed"] = problem
+        if problems := [row.problem for row in trials if row.problem]:
+            figures["printed"] = f"{len(problems)} of {len(trials)}: {problems[0]}" if totals else problems[0]
         found[name] = figures
     return found
 
@@ -423,7 +438,10 @@ def main() -> None:
         "--seed", type=int, default=1, help="seed that selects the killed ranks and the times (default: 1)"
     )
     parser.add_argument(
-        "--into", type=Path, metavar="FILE", help="store the rows in this file, and update the tables in the docs"
+        "--into",
+        type=Path,
+        metavar="FILE",
+        help="store the rows in this file, and update the tables in the docs; with --only, keep the file's other rows",
     )
     parser.add_argument(
         "--pages", type=Path, metavar="FILE", help="measure nothing; update the tables in the docs from this file"
@@ -445,7 +463,8 @@ def main() -> None:
         machine = made.document()["machine"]
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         stored = {"date": today, "cores": machine["cores"], "load": os.getloadavg()[2]}
-        stored["rows"] = summary(undisturbed, rows)
+        earlier = json.loads(arguments.into.read_text())["rows"] if arguments.only and arguments.into.exists() else {}
+        stored["rows"] = {**earlier, **summary(undisturbed, rows)}
         arguments.into.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
         fill_pages(stored, REPOSITORY)
     made.print(text)
@@ -465,7 +484,10 @@ def measured_rows(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, l
         undisturbed.append(measure(PLAIN, arguments.peers, rng))
         for launcher in chosen:
             earlier = rows.setdefault(launcher.name, [])
-            if any(row.problem for row in earlier):
+            if (
+                any(row.problem and row.step_ms is None for row in earlier)
+                or sum(bool(row.problem) for row in earlier) > 1
+            ):
                 continue
             row = measure(launcher, arguments.peers, rng)
             earlier.append(row)

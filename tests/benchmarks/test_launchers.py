@@ -36,18 +36,34 @@ def channel(folder: Path, *events: tuple[str, int, float, int]) -> Channel:
     return made
 
 
-def test_a_rank_has_recovered_with_a_step_that_no_rank_had_finished(tmp_path: Path) -> None:
-    survivor = [("stepped", 1, 9.0, 30), ("trains", 1, 11.0, 28), ("stepped", 1, 12.0, 29), ("stepped", 1, 13.5, 31)]
-    newcomer = [("trains", 2, 11.5, 28), ("stepped", 2, 12.5, 30), ("stepped", 2, 14.0, 31), ("stepped", 2, 15.0, 32)]
-    made = channel(tmp_path, *survivor, *newcomer)
-    assert evaluate(made, 10.0, frozenset({1, 2})) == (4.0, 2)
+@pytest.mark.parametrize(
+    ("survivor", "newcomer", "redone"),
+    [
+        ([29, 30, 31], [29, 30, 31, 32], 2),  # both went back to step 28
+        ([31, 32], [31, 32], 0),  # a newcomer that copies the survivor's step
+        ([30, 31], [31, 32], 0),  # the survivor was still in step 30
+    ],
+)
+def test_a_rank_has_recovered_with_a_step_that_no_rank_had_finished(
+    survivor: list[int], newcomer: list[int], redone: int, tmp_path: Path
+) -> None:
+    before = [("stepped", 3, 9.0, 30), ("stepped", 1, 9.0, survivor[0] - 1 if redone == 0 else 30)]
+    after = [("stepped", 1, 12.0 + at, step) for at, step in enumerate(survivor)]
+    replaced = [("trains", 2, 11.0, 0), *(("stepped", 2, 12.5 + at, step) for at, step in enumerate(newcomer))]
+    made = channel(tmp_path, *before, *after, *replaced)
+    last_s = 12.5 + newcomer.index(31)
+    assert evaluate(made, 10.0, frozenset({1, 2})) == (max(last_s, 12.0 + survivor.index(31)) - 10.0, redone)
     made.close()
 
 
-def test_a_step_before_the_kill_whose_report_comes_late_is_no_recovery(tmp_path: Path) -> None:
-    late = ("stepped", 1, 9.9, 31)
-    made = channel(tmp_path, ("stepped", 1, 9.0, 30), ("stepped", 2, 9.0, 30), late, ("stepped", 2, 12.0, 31))
-    made.reached = {1: 31, 2: 31}
+def test_only_a_step_after_the_kill_is_a_recovery(tmp_path: Path) -> None:
+    late = ("stepped", 1, 9.9, 31)  # its report arrives after the kill
+    restored = ("trains", 2, 11.0, 32)  # a step that was committed, and not reported
+    made = channel(
+        tmp_path, ("stepped", 1, 9.0, 30), late, restored, ("stepped", 2, 12.0, 33), ("stepped", 3, 12.0, 33)
+    )
+    assert recovered(made, 10.0, victim=3) == frozenset({2})
+    made.moments = [one for one in made.moments if one.step != 33]
     assert recovered(made, 10.0, victim=3) == frozenset()
     made.close()
 
@@ -65,22 +81,27 @@ def test_launcher_that_lacks_a_module_or_fails_is_a_row_with_its_line() -> None:
     assert failed == Row(problem="ValueError: this needs an accelerator")
 
 
-def test_launcher_that_failed_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_that_cannot_train_is_tried_once_and_one_that_cannot_recover_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tried: list[str] = []
 
     def measured(launcher: Launcher, python: str, rng: random.Random) -> Row:
         tried.append(launcher.name)
-        return Row(problem="no accelerator") if launcher.name == "torchft" else Row(step_ms=1.0)
+        failed = {"torchft": Row(problem="no accelerator"), "torchrun c10d": Row(step_ms=1.0, problem="too late")}
+        return failed.get(launcher.name, Row(step_ms=1.0))
 
     monkeypatch.setattr(launchers, "measure", measured)
     arguments = argparse.Namespace(seed=1, only="torch", quick=False, peers=sys.executable)
     undisturbed, rows = launchers.measured_rows(arguments)
-    assert (len(undisturbed), tried.count("torchft"), tried.count("torchrun c10d")) == (3, 1, 3)
+    names = ("torchft", "torchrun c10d", "torchrun samebits, ported")
+    assert (len(undisturbed), [tried.count(name) for name in names]) == (3, [1, 2, 3])
     assert len(rows["torchft"]) == 1
 
 
 ROWS = {
     "torchrun c10d": [Row(8.0, 3, 2.0, False), Row(6.0, 7, 2.0, False), Row(7.0, 0, 2.0, True)],
+    "NVRx": [Row(8.0, 3, 2.0, True), Row(step_ms=2.0, problem="too late")],
     "Ray samebits": [Row(0.1, 0, 1.0, True)],
     "absent": [Row(problem="it needs CUDA | or ROCm")],
 }
@@ -91,12 +112,13 @@ def test_table_has_every_launcher_and_the_load() -> None:
     found = made.document()
     assert found["peers"]["absent"] == MISSING
     assert found["ours"] == {"Ray samebits": {"recovered_s": 0.1, "steps_redone": 0, "step_ms": 1.0}}
-    assert found["ratios"] == {"torchrun c10d speed": 1.0, "Ray samebits speed": 2.0}
+    assert found["ratios"] == {"torchrun c10d speed": 1.0, "NVRx speed": 1.0, "Ray samebits speed": 2.0}
     lines = [line.split("  ") for line in text.splitlines()]
     (torchrun,) = [line for line in lines if line[0] == "torchrun c10d"]
     cells = [cell.strip() for cell in torchrun if cell.strip()]
     assert cells == ["torchrun c10d", "7 s (6–8)", "0–7", "training stops", "1.00"]
     assert "it needs CUDA" in text
+    assert "1 of 2: too late" in text
     assert text.endswith("load average: 1.0, 2.0, 3.0")
 
 
@@ -115,6 +137,7 @@ def test_pages_have_the_table_of_the_stored_run(tmp_path: Path) -> None:
     assert about == "[Measured](../launchers.json) on 2026-11-27: 2 cores, load 1.0, at most 3 trials a row."
     assert rows == [
         "| torchrun c10d | 7 s (6–8) | 0–7 | training stops | 1.00 |  |",
+        "| NVRx | 8 s | 3 | training continues | 1.00 | 1 of 2: too late |",
         "| Ray samebits | 0.1 s | 0 | training continues | 2.00 |  |",
         "| absent | – | – | – | – | it needs CUDA \\| or ROCm |",
     ]
