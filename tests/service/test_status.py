@@ -9,7 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from samebits.account.job_view import JOURNAL, SCHEDULER, Interruption, JobView, PresenceState, Stall, WorkerView
+from samebits.account.job_view import (
+    JOURNAL,
+    SCHEDULER,
+    Interruption,
+    JobView,
+    PresenceState,
+    Stall,
+    WorkerView,
+)
 from samebits.core import messages, records
 from samebits.core.messages import MAX_STOPPED_BY, GenerationStarted, Process, RoundId, RoundOpened, Status, StatusQuery
 from samebits.core.records import JobRebuilt, RebuiltGeneration, RebuiltSeat

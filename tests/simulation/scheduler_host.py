@@ -20,7 +20,7 @@ from samebits.core.keys.key_records import KeyRecord
 from samebits.core.messages import FromScheduler, FromWorker, OperatorDecision, StopJob
 from samebits.core.ready import JobEnded, Ready, Send
 from samebits.core.records import Record
-from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, Seen, Stalled, Tick
+from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, Stalled, Seen, Tick
 from samebits.core.state import JobState
 from samebits.errors import StoreError, SupersededError
 from tests.simulation.disk import Killed

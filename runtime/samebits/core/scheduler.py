@@ -13,16 +13,13 @@ from typing import Any
 from samebits.core.causes.table import CauseClass, LossDetection, Means, Observation, Retry, Row, judged
 from samebits.core.end_kinds import EndKind
 from samebits.core.hangs import ProcessState
-from samebits.core.job_end import Ending
-from samebits.core.joint_stop import JointStop
+from samebits.core.job_end import Ending, JointStop
 from samebits.core.keys.key_records import KeyRecord
 from samebits.core.keys.key_store import CALLERS_A_SEAT, FEW_CALLERS, KeyStore, replay
-from samebits.core.ledger import Ledger, Liveness, Policy
+from samebits.core.ledger import Ledger, Liveness, Policy, ask_to_leave
 from samebits.core.membership.admission import Admission
-from samebits.core.membership.departures import ask_to_leave
-from samebits.core.membership.leases import Leases
+from samebits.core.membership.leases import Leases, Repeats
 from samebits.core.membership.rebuild import Rebuild
-from samebits.core.membership.repeats import Repeats
 from samebits.core.membership.world import World
 from samebits.core.messages import (
     Activity,

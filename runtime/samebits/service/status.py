@@ -25,7 +25,7 @@ from samebits.account.job_view import (
     Stall,
     WorkerView,
 )
-from samebits.core.causes.kinds import Observation
+from samebits.core.causes.table import Observation
 from samebits.core.hangs import SILENT_KINDS, ProcessState
 from samebits.core.ledger import NAMED
 from samebits.core.messages import (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from samebits.core.joint_stop import JointStop
+from samebits.core.job_end import JointStop
 from samebits.core.messages import (
     Admitted,
     FromWorker,
@@ -488,14 +488,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "a joint stop does not wait for its commit",
         frozenset({"S26"}),
         50,
-        patches={"samebits.core.joint_stop.JointStop.take": _is_there_at_once},
+        patches={"samebits.core.job_end.JointStop.take": _is_there_at_once},
         changes=JOINT_STOPS,
     ),
     Mutant(
         "a joint stop is requested only once",
         frozenset({"L1", "L3", "L5"}),
         100,
-        patches={"samebits.core.joint_stop.JointStop.remind": _asks_once},
+        patches={"samebits.core.job_end.JointStop.remind": _asks_once},
         changes=JOINT_STOPS,
     ),
 )

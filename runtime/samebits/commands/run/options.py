@@ -18,8 +18,7 @@ from typing import NoReturn
 
 from samebits.errors import WRONG_WORDS
 from samebits.hosts.slurm import SlurmStepOptions, share_of
-from samebits.launcher.accelerators import device_files, usable
-from samebits.launcher.spawning import Way
+from samebits.launcher.spawning import Way, device_files, usable_devices
 from samebits.option_types import seconds, whole
 from samebits.printable import printable
 from samebits.spelling import near_name
@@ -484,7 +483,7 @@ def _has_devices(given: _Given, devices: int | None) -> bool:
     """Return whether ranks may train on accelerators, in which case a spare needs its own."""
     named = given.value("DEVICE")
     return named not in ("", "cpu") or (
-        not named and bool(usable(given.merged(), device_files() if devices is None else devices))
+        not named and bool(usable_devices(given.merged(), device_files() if devices is None else devices))
     )
 
 
@@ -654,7 +653,7 @@ def _workers_per_node(
         return total // hosts if hosts > 1 else None
     if asked is not None and asked.isdigit() and int(asked):
         return int(asked)
-    found = usable(given.merged(), device_files() if devices is None else devices)
+    found = usable_devices(given.merged(), device_files() if devices is None else devices)
     match asked:
         case "gpu" if not found:
             return parser.error(

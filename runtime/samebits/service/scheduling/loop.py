@@ -29,7 +29,7 @@ from samebits.core.ledger import Policy, Trust
 from samebits.core.messages import KeyAnswer, StopJob
 from samebits.core.ready import JobEnded, Note, Ready, Send, Severity
 from samebits.core.restore import shown_name
-from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, Seen, Stalled, Tick
+from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, Stalled, Seen, Tick
 from samebits.core.state import JobState
 from samebits.errors import (
     ClaimRemovedError,

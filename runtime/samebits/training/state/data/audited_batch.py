@@ -24,8 +24,6 @@ from samebits.training.state import generators, rng, snapshot
 from samebits.training.state.data import batch_bytes
 from samebits.training.state.generators import Generators
 
-__all__ = ["AuditedBatch", "Computed", "compute_again", "names_of"]
-
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 

@@ -45,17 +45,6 @@ from samebits.training.state.script.first_step import EmptyValues, is_empty
 from samebits.training.state.script.statements import Path
 from samebits.training.state.script.training_slice import Outside, ScriptFunctions, SourceLine
 
-__all__ = [
-    "HIDDEN_MESSAGES",
-    "MOST_S",
-    "HiddenChange",
-    "HiddenMessages",
-    "HiddenStateLook",
-    "epochs_of",
-    "sentence_of",
-    "sentences_of",
-]
-
 MOST_S = 0.05
 """Limit on the calling thread's CPU seconds for all looks in a job, in addition to a share of the job's time."""
 _SHARE = 0.001
@@ -399,7 +388,9 @@ class HiddenStateLook:
         for one in parts or ():
             yield from self._expand(script, _Watched(one.owner, one.path, one.read), frame, handled, depth + 1)
 
-    def _fingerprints(self, frames: dict[types.CodeType, types.FrameType], handled: _Handled) -> dict[_Watched, Any]:
+    def _fingerprints(
+        self, frames: dict[types.CodeType, types.FrameType], handled: _Handled
+    ) -> dict[_Watched, Any]:
         found = {}
         for one in self._watched:
             if self._is_late():
