@@ -15,7 +15,7 @@ from samebits.account.job_view import (
     Interruption,
     JobView,
     PresenceState,
-    Stall,
+    StandstillView,
     WorkerView,
 )
 from samebits.core import messages, records
@@ -119,7 +119,7 @@ WHOLE = JobView(
     ailments=("a full disk",),
     stragglers=("a slow worker",),
     notices=((18, "a warning"),),
-    stall=Stall(19, ("0",), ("1",), ("2",)),
+    stall=StandstillView(19, ("0",), ("1",), ("2",)),
     ended=Interruption("script_failed", 20, "another cause", 21),
     losses=22,
     last_losses=("worker 1: gone",),

@@ -89,7 +89,7 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
-class Stalled:
+class SchedulerPaused:
     """Event: the scheduler itself was paused for this long."""
 
     gap_s: float
@@ -110,7 +110,7 @@ class Tick:
 
 FromAnyProcess = StopJob | OperatorDecision | ProcessEnded | ProcessSeen | Restarting
 """Messages from operators and launchers. Any process that can connect may send them."""
-SchedulerEvent = Received | Closed | Stalled | Seen | FromAnyProcess | Tick
+SchedulerEvent = Received | Closed | SchedulerPaused | Seen | FromAnyProcess | Tick
 
 
 class SchedulerCore:
@@ -192,7 +192,7 @@ class SchedulerCore:
                 self._tick()
             case Closed(session, gone):
                 self._closed(session, gone)
-            case Stalled(gap_s):
+            case SchedulerPaused(gap_s):
                 self._stalled(gap_s)
             case Seen(session, process_state):
                 self._seen(session, process_state)

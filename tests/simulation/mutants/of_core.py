@@ -29,7 +29,7 @@ from samebits.core.ready import Ready
 from samebits.core.records import GenerationCommitted, Record, SeatGranted, TermStarted, TrainingFinished
 from samebits.core.reports import PeerGone, StopsAfter
 from samebits.core.restore import Restore, choose_restore_point
-from samebits.core.scheduler import SchedulerCore, SchedulerEvent, Stalled
+from samebits.core.scheduler import SchedulerCore, SchedulerEvent, SchedulerPaused
 from samebits.core.state import Seat
 from samebits.core.values import replace
 from tests.simulation.mutants.mutant import Mutant
@@ -215,7 +215,7 @@ class JudgesWhileItHears(SchedulerCore):
     """Leases are judged before the socket is drained."""
 
     def step(self, event: SchedulerEvent, now: float) -> Ready:
-        if not isinstance(event, Stalled):
+        if not isinstance(event, SchedulerPaused):
             for seat, reason in self._leases.expired():
                 self._lose(seat, reason)
         return super().step(event, now)

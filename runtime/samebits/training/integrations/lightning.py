@@ -167,7 +167,7 @@ def _is_early(call: str) -> bool:
     return is_early
 
 
-class _Seat(ClusterEnvironment):
+class _ClusterPlace(ClusterEnvironment):
     """Lightning's cluster environment for this process."""
 
     @property
@@ -211,12 +211,12 @@ class _Seat(ClusterEnvironment):
 
 def seat() -> ClusterEnvironment:
     """Return the cluster environment for a strategy."""
-    return _Seat()
+    return _ClusterPlace()
 
 
 def take_place(divided: Iterable[DistributedSampler[Any]] = ()) -> None:
     """Set this process's rank in Lightning, and in ``divided``, the samplers that Lightning has created."""
-    place = _Seat()
+    place = _ClusterPlace()
     rank_zero_only.rank = place.global_rank()
     for sampler in divided:
         sampler.rank, sampler.num_replicas = place.global_rank(), place.world_size()

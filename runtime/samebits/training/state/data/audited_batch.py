@@ -28,7 +28,7 @@ _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": to
 
 
 @dataclass(slots=True)
-class _Batch:
+class _KeptBatch:
     inputs: tuple[Any, ...]  # positional and keyword arguments
     buffers: dict[str, torch.Tensor]
     generators: bytes
@@ -114,7 +114,7 @@ class AuditedBatch:
         self._wrapper = wrapper
         self.module: nn.Module = wrapper.module
         self._wants = wants
-        self._batch: _Batch | None = None
+        self._batch: _KeptBatch | None = None
         self._is_again = False
         self._outputs_again = 0  # digest of the outputs that were recomputed
         self._on_parameters: list[Any] = []
@@ -171,7 +171,7 @@ class AuditedBatch:
             return
         is_second = self._batch is not None and not self._batch.digests
         self._drop()
-        self._batch = batch = _Batch((), {}, b"", _modes(module), _autocast_now(_kind_of(module)))
+        self._batch = batch = _KeptBatch((), {}, b"", _modes(module), _autocast_now(_kind_of(module)))
         if is_second:
             batch.problem = "its module is called several times before a backward pass"
             return
@@ -292,7 +292,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def _given_out(outputs: Any, batch: _Batch) -> Any:
+def _given_out(outputs: Any, batch: _KeptBatch) -> Any:
     """Copy each output tensor that has a gradient, and record the gradients of the copies with hooks."""
     place = -1
 
