@@ -179,7 +179,7 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     found.add_argument(
         *("--host-rest", "--host_rest"),
         metavar="FIRST:MOST",
-        help="seconds for which a failed host gets no workers, doubled after each failure (HOST_REST, default 10:600)",
+        help="seconds for which a failed host gets no workers, doubled after each failure (host in GRACE)",
     )
     where.add_argument(
         *("--rdzv-endpoint", "--rdzv_endpoint"),
@@ -239,7 +239,7 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         type=seconds,
         metavar="S",
         default=pet("SHUTDOWN_TIMEOUT"),
-        help="seconds between the request to stop and SIGKILL (SHUTDOWN_TIMEOUT)",
+        help="seconds between the request to stop and SIGKILL (shutdown in GRACE)",
     )
     ends.add_argument(
         *("--signals-to-handle", "--signals_to_handle"),
@@ -410,14 +410,15 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
     for name, value in (
         ("SPARE_NUM", options.spares),
         ("MAX_RESTARTS", options.max_restarts),
-        ("SHUTDOWN_TIMEOUT", options.shutdown_timeout),
         ("LOG_DIR", options.log_dir),
         ("HOST_DISCOVERY_SCRIPT", options.host_discovery_script),
         ("HOST_LAUNCH", options.launch),
-        ("HOST_REST", options.host_rest),
     ):
         if value is not None:
             given.say(name, str(value))
+    for name, value in (("shutdown", options.shutdown_timeout), ("host", options.host_rest)):
+        if value is not None:
+            given.say("GRACE", ",".join(filter(None, [given.value("GRACE"), f"{name}={value}"])))
     _take_horovods(parser, options, given)
     if given.value("HOST_DISCOVERY_SCRIPT"):
         _take_bounds(parser, options, given, devices)
