@@ -37,7 +37,7 @@ from benchmarks.report import MISSING, Progress, Report, table
 from samebits.account.events import EventKind
 from samebits.account.history import account
 from samebits.commands.drill.command import free_port
-from samebits.commands.drill.impossible import ImpossibleError
+from samebits.commands.drill.orders import ImpossibleError
 from samebits.commands.drill.outcome import DrillOutcome, Injected
 from samebits.commands.drill.plan import Planned, drawn, steps_of
 from samebits.commands.drill.rehearsal import Rehearsal, free_environment

@@ -28,10 +28,8 @@ from benchmarks.processes import REPOSITORY, Stage, free_port, worker_module, wo
 from benchmarks.recovery_peers import TORCHFT, TORCHRUN, start_torchft, torchft_needs, torchrun_needs
 from benchmarks.recovery_trials import WORLD_SIZE
 from benchmarks.workers.paced import INTERVAL, LAST_STEP
-from samebits.commands.drill.faults import flip_bit
-from samebits.commands.drill.impossible import ImpossibleError
-from samebits.commands.drill.memory_limit import RLIMIT_AS
-from samebits.commands.drill.orders import DrillOrders
+from samebits.commands.drill.faults import RLIMIT_AS, flip_bit
+from samebits.commands.drill.orders import DrillOrders, ImpossibleError
 from samebits.store.process_identity import ProcessIdentity
 
 __all__ = ["PEERS", "Ended", "needs", "run"]

@@ -81,7 +81,11 @@ def test_wheel_holds_exactly_the_package(wheel: Path, repository: Path) -> None:
         folded = archive.read("samebits-0.1.0.dist-info/licenses/LICENSE").decode()
     root = repository / "runtime"
     files = [*(root / "samebits").rglob("*.py"), *(root / "samebits/dashboard/static").iterdir()]
-    files += [root / "samebits/commands/drill/libc_faults.c", root / "samebits/py.typed"]
+    files += [
+        root / "samebits/commands/drill/libc_faults.c",
+        root / "samebits/py.typed",
+        root / "samebits/doc_tables.zh-CN.toml",
+    ]
     assert names == {file.relative_to(root).as_posix() for file in files}
     assert wheel.name == "samebits-0.1.0-py3-none-any.whl"
     assert "Apache License" in folded

@@ -21,7 +21,7 @@ from samebits.__main__ import main
 from samebits.account.event_log import events_in, line_of
 from samebits.account.events import EventKind, JobEvent
 from samebits.core import messages, records
-from samebits.core.causes.kinds import Observation
+from samebits.core.causes.table import Observation
 from samebits.core.end_kinds import EndKind
 from samebits.core.messages import Credential, Leave, Process, ProcessEnded, Register, ReportEnvelope
 from samebits.core.point import Point

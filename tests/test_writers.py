@@ -44,7 +44,7 @@ WRITERS = {
     "training/checkpoint/export.py:export_for_torch": "into a descriptor of store.durable's",
     "commands/drill/faults.py:flip_bit": "a drill damages a checkpoint that it made, on purpose",
     "commands/drill/inside.py:_write": "copied into the drill's own 0700 folder; has the standard library alone",
-    "commands/drill/memory_limit.py:_made": "the kernel's files of a cgroup",
+    "commands/drill/faults.py:_made": "the kernel's files of a cgroup",
     "commands/run/check.py:main": "a new folder, 0700, under an unpredictable name (mkdtemp)",
 }
 """By file and function: why it may open a file to write."""

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from samebits.compat.consistency import ConsistencyProtocol as ConsistencyProtocol
     from samebits.compat.consistency import ConsistencyRecovery as ConsistencyRecovery
     from samebits.compat.consistency import StateSynchronization as StateSynchronization
-    from samebits.compat.health import HealthChecker as HealthChecker
-    from samebits.compat.heartbeats import HeartbeatDetector as HeartbeatDetector
-    from samebits.compat.losses import LossMonitor as LossMonitor
     from samebits.compat.model import Model as Model
+    from samebits.compat.monitors import HealthChecker as HealthChecker
+    from samebits.compat.monitors import HeartbeatDetector as HeartbeatDetector
+    from samebits.compat.monitors import LossMonitor as LossMonitor
     from samebits.training import elastic as elastic
-    from samebits.training.process import key_value as kv
+    from samebits.training.process import key_value as kv  # noqa: F401
     from samebits.training.process.context import get_local_rank as get_local_rank
     from samebits.training.process.context import get_rank as get_rank
     from samebits.training.process.context import get_world_size as get_world_size
     from samebits.training.process.context import init as init
     from samebits.training.process.context import is_spare as is_spare
-    from samebits.training.process.figures import report as report
     from samebits.training.process.job_status import JobStatus as JobStatus
+    from samebits.training.process.job_status import report as report
     from samebits.training.process.job_status import status as status
     from samebits.training.process.work_queue import WorkQueue as WorkQueue
     from samebits.training.run.main_thread_probe import expect_pause as expect_pause
@@ -47,60 +47,26 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "CheckpointConfig": "samebits.training.state.checkpoint_config",
-    "CheckpointRecovery": "samebits.compat.checkpoints",
-    "ConsistencyProtocol": "samebits.compat.consistency",
-    "ConsistencyRecovery": "samebits.compat.consistency",
-    "ElasticSampler": "samebits.training.state.data.sampler",
-    "GlobalBatch": "samebits.training.state.data.global_batch",
-    "HealthChecker": "samebits.compat.health",
-    "HeartbeatDetector": "samebits.compat.heartbeats",
-    "JobStatus": "samebits.training.process.job_status",
-    "LossMonitor": "samebits.compat.losses",
-    "Model": "samebits.compat.model",
-    "ModelCheckpoint": "samebits.compat.checkpoints",
-    "StateSynchronization": "samebits.compat.consistency",
-    "StepLog": "samebits.training.state.checkpoint_config",
-    "WorkQueue": "samebits.training.process.work_queue",
-    "elastic": "samebits.training.elastic",
-    "expect_pause": "samebits.training.run.main_thread_probe",
-    "get_local_rank": "samebits.training.process.context",
-    "get_rank": "samebits.training.process.context",
-    "get_world_size": "samebits.training.process.context",
-    "init": "samebits.training.process.context",
-    "is_spare": "samebits.training.process.context",
-    "kv": "samebits.training.process.key_value",
-    "report": "samebits.training.process.figures",
-    "status": "samebits.training.process.job_status",
+    name: f"samebits.{module}"
+    for module, names in (
+        ("compat.checkpoints", "CheckpointRecovery ModelCheckpoint"),
+        ("compat.consistency", "ConsistencyProtocol ConsistencyRecovery StateSynchronization"),
+        ("compat.model", "Model"),
+        ("compat.monitors", "HealthChecker HeartbeatDetector LossMonitor"),
+        ("training.elastic", "elastic"),
+        ("training.process.context", "get_local_rank get_rank get_world_size init is_spare"),
+        ("training.process.job_status", "JobStatus report status"),
+        ("training.process.key_value", "kv"),
+        ("training.process.work_queue", "WorkQueue"),
+        ("training.run.main_thread_probe", "expect_pause"),
+        ("training.state.checkpoint_config", "CheckpointConfig StepLog"),
+        ("training.state.data.global_batch", "GlobalBatch"),
+        ("training.state.data.sampler", "ElasticSampler"),
+    )
+    for name in names.split()
 }
 
-__all__ = [
-    "CheckpointConfig",
-    "CheckpointRecovery",
-    "ConsistencyProtocol",
-    "ConsistencyRecovery",
-    "ElasticSampler",
-    "GlobalBatch",
-    "HealthChecker",
-    "HeartbeatDetector",
-    "JobStatus",
-    "LossMonitor",
-    "Model",
-    "ModelCheckpoint",
-    "StateSynchronization",
-    "StepLog",
-    "WorkQueue",
-    "elastic",
-    "expect_pause",
-    "get_local_rank",
-    "get_rank",
-    "get_world_size",
-    "init",
-    "is_spare",
-    "kv",
-    "report",
-    "status",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

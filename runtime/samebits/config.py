@@ -25,7 +25,6 @@ from samebits.settings_table import (
     GRACES,
     HEALTH_LIMITS,
     NUMBER_OF,
-    OF_A_SHELL,
     PART_OF,
     REMOVED,
     VARIABLES,
@@ -34,67 +33,21 @@ from samebits.settings_table import (
     Grace,
     HangSetting,
     Health,
-    HostRest,
     RecoverStrategy,
-    Role,
     Scope,
-    SignPolicy,
     Straggler,
     Variable,
-    WrongValueError,
-    environment_rows,
-    environment_table,
-    environment_table_zh,
-    folder_or_url,
 )
+from samebits.settings_table import OF_A_SHELL as OF_A_SHELL
+from samebits.settings_table import Role as Role
+from samebits.settings_table import SignPolicy as SignPolicy
+from samebits.settings_table import WrongValueError as WrongValueError
+from samebits.settings_table import environment_rows as environment_rows
+from samebits.settings_table import environment_table as environment_table
+from samebits.settings_table import environment_table_zh as environment_table_zh
+from samebits.settings_table import folder_or_url as folder_or_url
 from samebits.spelling import spelled
 from samebits.urls import without_credentials
-
-__all__ = [
-    "KEPT_NAMES",
-    "OF_A_SHELL",
-    "START_FOLDER",
-    "Role",
-    "Settings",
-    "SignPolicy",
-    "TorchrunSeat",
-    "WrongValueError",
-    "alone",
-    "default_to_one_thread",
-    "environment_of_job",
-    "environment_of_seat",
-    "environment_rows",
-    "environment_table",
-    "environment_table_zh",
-    "fixed_settings",
-    "folder_or_url",
-    "host_launch",
-    "is_loopback",
-    "is_plain",
-    "is_shell_name",
-    "kept_environment",
-    "leave_failures_to_us",
-    "mark_agent",
-    "mark_worker",
-    "offer_scheduler",
-    "own_environment",
-    "parent_worker",
-    "publish",
-    "publish_place",
-    "read",
-    "replace_environment",
-    "require_secret",
-    "scheduler_environment",
-    "secret_environment",
-    "take_start_folder",
-    "torchrun_error_file",
-    "torchrun_seat",
-    "torchrun_store",
-    "visible_devices",
-    "wants_nccl2",
-    "whole_environment",
-    "withdraw_place",
-]
 
 START_FOLDER = "SAMEBITS_START_FOLDER"
 """The folder in which a launcher started a process; the script may leave that folder before importing the package."""
@@ -178,7 +131,6 @@ class Settings:
     hidden_state: str
     consistency: ConsistencySetting
     audit: int
-    preflight: bool
     straggler: Straggler
     health: Health
     min_worker_num: int
@@ -188,13 +140,11 @@ class Settings:
     host_discovery_script: str | None
     host_launch: str | None
     host_slots: int
-    host_rest_s: HostRest
     preemption_command: str | None
     max_restarts: int
     recover_strategy: RecoverStrategy
     process_recover: bool | None
     pod_rescheduling: bool | None
-    shutdown_timeout_s: float
     plain: bool
     die_with_me: bool
     spare_num: int
@@ -373,7 +323,7 @@ class _Reading:
         protected = self.values.get("cluster_secret") or self.values.get("cluster_secret_file")
         # addresses in a file are checked when the scheduler binds
         named = [one.host for one in addresses_in(address, 1)]
-        beyond = any(_is_literal(host) and not is_loopback(host) for host in named)
+        beyond = any(is_literal(host) and not is_loopback(host) for host in named)
         if beyond and not (protected or self.values["cluster_insecure"]):
             self.problems.append(_listening_problem(self.shown[name]))
 
@@ -429,7 +379,7 @@ def is_loopback(address: str) -> bool:
     """Return whether ``address`` is a literal loopback address or ``localhost``. No name is resolved."""
     if address.lower().removesuffix(".") == "localhost":
         return True
-    if not _is_literal(address):
+    if not is_literal(address):
         return False
     literal = ipaddress.ip_address(address)
     mapped = literal.ipv4_mapped if isinstance(literal, ipaddress.IPv6Address) else None
@@ -455,7 +405,8 @@ def require_secret(bind_addresses: Iterable[str], settings: Settings) -> None:
         raise SettingsError([_listening_problem(f"{asked} (listening on {', '.join(beyond)})")])
 
 
-def _is_literal(address: str) -> bool:
+def is_literal(address: str) -> bool:
+    """Return whether this is an IP address, and no name."""
     try:
         ipaddress.ip_address(address)
     except ValueError:
@@ -541,7 +492,7 @@ def translated(stored: Mapping[str, str]) -> dict[str, str]:
             words = new.get(name) or kept.get(name) or kept.get(PREFIX + name) or _BY_NAME[name].default or ""
             new[name] = ",".join(f"{word.partition(':')[0]}:{number}" for word in words.split(","))
     if grace := [f"{name}={given[old]}" for old, name in GRACES.items() if given.get(old)]:
-        new["GRACE"] = ",".join(grace)
+        new["GRACE"] = _added_to("GRACE", kept, grace)
     actions = "actions" if given.get("DASHBOARD_ACTIONS", "").strip() == "1" else ""
     if page := [text for text in (given.get("DASHBOARD_PORT", ""), actions) if text]:
         new["DASHBOARD"] = ",".join(page)
@@ -550,9 +501,15 @@ def translated(stored: Mapping[str, str]) -> dict[str, str]:
         policy, limit = (given.get(f"HEALTH_{sign.upper()}{end}", "") for end in ("", "_LIMIT"))
         if policy or limit:
             items.append(f"{sign}={policy or 'tell'}" + (f":{limit}" if limit else ""))
+    items += ["preflight"] if given.get("PREFLIGHT", "").strip() == "1" else []
     if items:
-        new["HEALTH"] = ",".join(items)
+        new["HEALTH"] = _added_to("HEALTH", kept, items)
     return {**{name: text for name, text in kept.items() if name.removeprefix(PREFIX) not in new}, **new}
+
+
+def _added_to(name: str, kept: Mapping[str, str], items: Iterable[str]) -> str:
+    """Return a list variable's value with these items, which take precedence, added at its end."""
+    return ",".join(filter(None, [kept.get(name) or kept.get(PREFIX + name), *items]))
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -51,50 +51,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = [
-    "AbortHungError",
-    "AnomalyError",
-    "CheckpointError",
-    "ClaimRemovedError",
-    "CommunicationError",
-    "DeviceLostError",
-    "DivergenceError",
-    "DuplicateNodeError",
-    "FencedError",
-    "ForeignFolderError",
-    "FormationTimeoutError",
-    "GenerationEndedError",
-    "HiddenStateError",
-    "HostsUpdatedInterrupt",
-    "JobFailedError",
-    "JobInterruptedError",
-    "JobStoppedError",
-    "JournalDamagedError",
-    "KeyValueError",
-    "KeyValueTimeoutError",
-    "LayoutError",
-    "ListenError",
-    "LockedError",
-    "NumericsError",
-    "PointsLostError",
-    "PreflightError",
-    "ProtocolError",
-    "RefusedError",
-    "SameBitsError",
-    "SchedulerLeftError",
-    "SchedulerUnreachableError",
-    "ScriptFailedError",
-    "SecretError",
-    "SettingsError",
-    "StoreError",
-    "StuckError",
-    "SupersededError",
-    "UnequalError",
-    "UntrainedError",
-    "UsageError",
-]
-
-
 WRONG_WORDS = 2
 """Exit code for wrong arguments on a command line, as in argparse; wrong variables give that of SettingsError."""
 
@@ -318,7 +274,7 @@ class LevelsSpentError(SameBitsError):
 
 
 class PreflightError(SameBitsError):
-    """The device, memory or disk of this host does not work correctly (PREFLIGHT=1); the process takes no seat."""
+    """The device, memory or disk of this host does not work correctly (HEALTH=preflight); the process takes no seat."""
 
     exit_code = 93
 

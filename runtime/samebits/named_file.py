@@ -11,8 +11,6 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["read_named_file"]
-
 _KINDS = {
     stat.S_IFIFO: "a fifo",
     stat.S_IFSOCK: "a socket",

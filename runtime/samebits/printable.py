@@ -13,18 +13,6 @@ import re
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-__all__ = [
-    "IN_LOGS",
-    "PrintableStream",
-    "counted",
-    "escaped",
-    "listed",
-    "printable",
-    "printable_lines",
-    "raw_of",
-    "shortened",
-]
-
 IN_LOGS = " (`samebits logs` shows the rest)"
 """Follows the ``…`` of a message that a process's log holds in full."""
 

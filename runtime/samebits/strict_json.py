@@ -13,8 +13,6 @@ from typing import Any
 
 from samebits.printable import escaped
 
-__all__ = ["dumps", "loads"]
-
 _MOST = 1 << 63
 _MAY_BE_TOO_LARGE = re.compile(r"[0-9]{19}|[eE]\+?[0-9]{3}")
 

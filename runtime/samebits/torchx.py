@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 else:
     AppDef = Any
 
-__all__ = ["dist"]
-
 
 def dist(
     *script_args: str,

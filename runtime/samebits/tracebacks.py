@@ -15,8 +15,6 @@ from pathlib import Path
 
 from samebits.printable import IN_LOGS, printable
 
-__all__ = ["Failure", "failure_in", "is_of_the_script", "place_in_dump"]
-
 _SHOWN_CHARACTERS = 300
 _OURS = str(Path(__file__).parent) + os.sep
 _FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)(, in .*)?$')

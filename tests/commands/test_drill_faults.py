@@ -20,10 +20,18 @@ import pytest
 
 from samebits.commands.drill import inside, preloaded
 from samebits.commands.drill.command import free_port
-from samebits.commands.drill.faults import _GIVERS, Tools, _flip_in, _remove, _truncate, flip_bit
-from samebits.commands.drill.impossible import ImpossibleError
-from samebits.commands.drill.memory_limit import RLIMIT_AS, MemoryLimit, group_above
-from samebits.commands.drill.orders import DrillOrders
+from samebits.commands.drill.faults import (
+    _GIVERS,
+    RLIMIT_AS,
+    MemoryLimit,
+    Tools,
+    _flip_in,
+    _remove,
+    _truncate,
+    flip_bit,
+    group_above,
+)
+from samebits.commands.drill.orders import DrillOrders, ImpossibleError
 from samebits.commands.drill.partition import INSIDE, OUTSIDE, PortForward
 from samebits.commands.drill.plan import DrillFault, host_of
 from samebits.commands.drill.preloaded import Preloaded

@@ -40,7 +40,7 @@ from samebits.core.point import Point
 from samebits.core.ready import JobEnded, Ready
 from samebits.core.records import GenerationCommitted, Record
 from samebits.core.reports import FINAL, Digest, Digests, LastWords, SavedPoints
-from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, Stalled, Tick
+from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, SchedulerPaused, Tick
 from samebits.core.state import JobState, Seat
 
 JOB_NAME = "train.py"
@@ -106,7 +106,7 @@ class House:
     def stall(self, gap_s: float) -> Ready:
         """Stop the scheduler for ``gap_s`` while its queue is empty."""
         self.now += gap_s
-        self.step(Stalled(gap_s))
+        self.step(SchedulerPaused(gap_s))
         return self.step(Tick())
 
     def stop(self, by: str = "the user") -> Ready:

@@ -17,7 +17,7 @@ from samebits.core.ledger import Policy
 from samebits.core.messages import PROTOCOL, Activity, Process, StopJob
 from samebits.core.point import Point
 from samebits.core.reports import FINAL, Digest, Digests, LastWords
-from samebits.core.scheduler import Closed, SchedulerCore, Stalled
+from samebits.core.scheduler import Closed, SchedulerCore, SchedulerPaused
 from samebits.core.state import JobState
 from tests.core.scenario_stage import HERE, SCRIPT, Stage, Worker
 from tests.core.scenario_trace import Trace
@@ -122,7 +122,7 @@ class Scenario(Stage):
             raise ScenarioError("the scheduler is not frozen")
         gap_s, self._frozen_since = self._now - self._frozen_since, None
         if gap_s > HEARTBEAT_INTERVAL_S:
-            self._arrivals.appendleft(("", Stalled(gap_s)))
+            self._arrivals.appendleft(("", SchedulerPaused(gap_s)))
         self._connect_everybody()
 
     def _wipe_journal(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from samebits.core.messages import Activity, Heartbeat, Process, ReportEnvelope, RoundOpened
 from samebits.core.records import SeatLost, SeatResumed
 from samebits.core.reports import LastWords, PeerGone
-from samebits.core.scheduler import Stalled
+from samebits.core.scheduler import SchedulerPaused
 from samebits.core.values import replace
 from tests.core.house import House, policy, training_house
 
@@ -388,10 +388,10 @@ def test_scheduler_pause_loses_no_worker(stalled_first: bool) -> None:
     house = training_house()
     house.now += 60.0
     if stalled_first:
-        house.step(Stalled(60.0))
+        house.step(SchedulerPaused(60.0))
     house.beat("0")  # one heartbeat was in the queue, the other worker's arrives shortly after
     if not stalled_first:
-        house.step(Stalled(60.0))
+        house.step(SchedulerPaused(60.0))
     house.tick()
     house.tick(0.9)
     assert not house.seat("1").is_lost
@@ -406,7 +406,7 @@ def test_pause_gives_no_more_than_a_fresh_lease(stalled_first: bool) -> None:
     """A lease renewed by the drained queue needs no extension, however long the host was suspended."""
     house = training_house()
     house.now += 8 * 3600.0
-    events = [lambda: house.beat("1"), lambda: house.step(Stalled(8 * 3600.0))]
+    events = [lambda: house.beat("1"), lambda: house.step(SchedulerPaused(8 * 3600.0))]
     for event in reversed(events) if stalled_first else events:
         event()
     house.beat("0")
@@ -422,7 +422,7 @@ def test_failed_collective_makes_no_close_final_while_workers_look_for_a_paused_
     house = training_house(3)
     house.close("s1", gone=True)
     house.now += 15.0  # while the loss is made durable
-    house.step(Stalled(15.0))
+    house.step(SchedulerPaused(15.0))
     house.close("s2")
     house.beat("0", Activity.WAITING)
     assert [node for node in "012" if house.seat(node).is_lost] == ["1"]
@@ -436,7 +436,7 @@ def test_close_in_the_drained_queue_has_its_usual_grace() -> None:
     house.now += 60.0
     house.beat("0")
     house.close("s1")
-    house.step(Stalled(60.0))
+    house.step(SchedulerPaused(60.0))
     house.tick(0.5)
     assert house.seat("1").is_lost
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from samebits.core.membership.repeats import MOST_A_SEAT, Repeats
+from samebits.core.membership.leases import MOST_SESSIONS_A_SEAT, Repeats
 from samebits.core.messages import Activity, Credential, Heartbeat, ReportEnvelope, RoundId, RoundOpened, StopJob
 from samebits.core.ready import Ready
 from samebits.core.reports import LastWords
@@ -166,4 +166,4 @@ def test_ended_sessions_are_not_kept_forever() -> None:
         assert repeats.take(f"session-{number}", message)
         repeats.forget()
         assert not repeats.take(f"session-{number}", message)
-    assert len(repeats._said) <= MOST_A_SEAT * len(house.core.state.seats)
+    assert len(repeats._said) <= MOST_SESSIONS_A_SEAT * len(house.core.state.seats)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from samebits.account.event_log import line_of
 from samebits.account.events import EventKind, JobEvent
-from samebits.account.job_view import JobView, PresenceState, Stall, WorkerView
+from samebits.account.job_view import JobView, PresenceState, StandstillView, WorkerView
 from samebits.config import Settings
 from samebits.core.end_kinds import EndKind
 from samebits.core.messages import Process
@@ -214,7 +214,7 @@ def scheduler_dead() -> State:
 def hang() -> State:
     text = "no step for 90 s: worker 1 is in train.py:46 (time.sleep), workers 0, 2 and 3 wait for it in all_reduce 7"
     return State(
-        [live(standstill=text, stall=Stall(400, ("1",), (), ("0", "2", "3")))],
+        [live(standstill=text, stall=StandstillView(400, ("1",), (), ("0", "2", "3")))],
         training_until(10),
         {
             "#i-title": ["No step is being made · since"],

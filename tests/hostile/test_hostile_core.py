@@ -18,7 +18,7 @@ from samebits.core.ledger import Policy
 from samebits.core.messages import PROTOCOL, Activity, Credential, Heartbeat, Holdings, Join, Process, Register, RoundId
 from samebits.core.point import Point
 from samebits.core.ready import Ready
-from samebits.core.scheduler import Closed, SchedulerCore, Stalled, Tick
+from samebits.core.scheduler import Closed, SchedulerCore, SchedulerPaused, Tick
 from samebits.core.state import JobState
 from samebits.errors import ProtocolError
 from samebits.net.server import MAX_INCOMING_BYTES, Arrived, Garbled
@@ -58,7 +58,7 @@ KNOWN: dict[str, Sequence[Any]] = {
 HOSTILE = st.tuples(st.sampled_from(SESSIONS), messages_of([*FROM_ANYBODY, *FROM_NOBODY], KNOWN))
 PASSING = st.one_of(
     st.builds(Closed, st.sampled_from(SESSIONS), st.booleans()),
-    st.builds(Stalled, st.floats(0, 100)),
+    st.builds(SchedulerPaused, st.floats(0, 100)),
     st.floats(0.01, 20.0),
 )
 
@@ -105,7 +105,7 @@ class Scheduler:
             self._carry_out(ready)
             self._carry_out(self.core.step(Tick(), self.now))
 
-    def passes(self, what: Closed | Stalled | float) -> None:
+    def passes(self, what: Closed | SchedulerPaused | float) -> None:
         if isinstance(what, float):
             self.now += what
         else:
@@ -146,7 +146,7 @@ class Scheduler:
     story=st.lists(HOSTILE | PASSING, max_size=25),
 )
 def test_no_sequence_of_messages_makes_the_core_raise(
-    recovery: bool, in_progress: bool, story: list[tuple[str, object] | Closed | Stalled | float]
+    recovery: bool, in_progress: bool, story: list[tuple[str, object] | Closed | SchedulerPaused | float]
 ) -> None:
     scheduler = Scheduler(recovery=recovery)
     if in_progress:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.launcher.accelerators import device_files, usable
+from samebits.launcher.spawning import device_files, usable_devices
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,15 @@ from samebits.launcher.accelerators import device_files, usable
     ],
 )
 def test_hidden_devices_are_not_counted(visible: str, count: int) -> None:
-    assert usable({"CUDA_VISIBLE_DEVICES": visible}, 4) == count
-    assert usable({"ASCEND_RT_VISIBLE_DEVICES": visible}, 4) == count
+    assert usable_devices({"CUDA_VISIBLE_DEVICES": visible}, 4) == count
+    assert usable_devices({"ASCEND_RT_VISIBLE_DEVICES": visible}, 4) == count
 
 
 def test_all_devices_count_if_none_is_hidden() -> None:
-    assert (usable({}, 4), usable({}, 0), usable({"CUDA_VISIBLE_DEVICES": "0,1"}, 0)) == (4, 0, 0)
-    assert [usable({name: "cpu"}, 4) for name in ("DEVICE", "MS_DEVICE")] == [0, 0]
-    assert usable({"DEVICE": "cuda"}, 4) == 4
+    assert [usable_devices({}, count) for count in (4, 0)] == [4, 0]
+    assert usable_devices({"CUDA_VISIBLE_DEVICES": "0,1"}, 0) == 0
+    assert [usable_devices({name: "cpu"}, 4) for name in ("DEVICE", "MS_DEVICE")] == [0, 0]
+    assert usable_devices({"DEVICE": "cuda"}, 4) == 4
 
 
 @pytest.mark.parametrize("kind", ["nvidia", "davinci"])

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from samebits import config
-from samebits.account.job_view import JOURNAL, JobView, PresenceState, Stall
+from samebits.account.job_view import JOURNAL, JobView, PresenceState, StandstillView
 from samebits.config import Settings
 from samebits.core.hangs import Doing, ProcessState
 from samebits.launcher.hang_stacks import FOLDER, LEAST_PATIENCE_S, MOST_BYTES, MOST_FILES, HangStacks
@@ -16,7 +16,7 @@ from samebits.service.stacks import NoStackReason, StackDump
 from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.views import process, view, worker
 
-STALL = Stall(40, ("2",), (), ("0", "1"))
+STALL = StandstillView(40, ("2",), (), ("0", "1"))
 HERE = {str(node): process(100 + node) for node in range(3)}
 
 
@@ -59,7 +59,7 @@ def stalls_in(folder: Path, host: Host, **environ: str) -> HangStacks:
     return HangStacks(settings_in(folder, **environ), ask=host.ask, see=host.see)
 
 
-def standing(stall: Stall | None = STALL, **presences: PresenceState) -> JobView:
+def standing(stall: StandstillView | None = STALL, **presences: PresenceState) -> JobView:
     nodes = tuple(worker(node, presences.get(f"n{node}", PresenceState.ALIVE)) for node in range(3))
     return view(workers=nodes, stall=stall)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from samebits.core.causes.kinds import Observation, Retry
 from samebits.core.causes.table import DEFAULT as TABLE
+from samebits.core.causes.table import Observation, Retry
 from samebits.launcher.processes import Death
 from samebits.launcher.worker_logs import LogEnds
 from samebits.tracebacks import Failure

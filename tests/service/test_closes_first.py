@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from samebits.core.messages import Credential, ReportEnvelope, StopJob
 from samebits.core.reports import LastWords
-from samebits.core.scheduler import Closed, Received, SchedulerEvent, Stalled
+from samebits.core.scheduler import Closed, Received, SchedulerEvent, SchedulerPaused
 from samebits.service.scheduling.loop import closes_first
 
 
@@ -28,11 +28,11 @@ def test_messages_of_closed_connections_come_first_then_closes_then_others() -> 
 
 
 def test_event_without_a_sender_keeps_its_place_before_the_closes() -> None:
-    events: list[SchedulerEvent] = [Stalled(3.0), StopJob("somebody"), said("b"), Closed("a", gone=True)]
-    assert closes_first(events) == [[Stalled(3.0), StopJob("somebody"), Closed("a", gone=True)], [said("b")]]
+    events: list[SchedulerEvent] = [SchedulerPaused(3.0), StopJob("somebody"), said("b"), Closed("a", gone=True)]
+    assert closes_first(events) == [[SchedulerPaused(3.0), StopJob("somebody"), Closed("a", gone=True)], [said("b")]]
 
 
 def test_without_a_close_the_order_is_unchanged() -> None:
-    events: list[SchedulerEvent] = [Stalled(3.0), said("b"), said("a")]
+    events: list[SchedulerEvent] = [SchedulerPaused(3.0), said("b"), said("a")]
     assert closes_first(events) == [events]
     assert closes_first([]) == [[]]

@@ -11,9 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from samebits.service.health import vendor_tool
-from samebits.service.health.device_health import AscendTool, DeviceHealth, NvidiaTool, devices
-from samebits.service.health.vendor_tool import ToolReadings, VendorTool, ascend, ascend_errors, nvidia
+from samebits.service.health import device_health
+from samebits.service.health.device_health import (
+    AscendTool,
+    DeviceHealth,
+    NvidiaTool,
+    ToolReadings,
+    VendorTool,
+    ascend,
+    ascend_errors,
+    devices,
+    nvidia,
+)
 
 Tool = Callable[[str, str], None]
 OF_910B = """\
@@ -180,7 +189,7 @@ def test_ascend_device_whose_health_is_not_ok_is_unhealthy(tool: Tool) -> None:
     ["exit 3", "echo nonsense", "head -c 3000000 /dev/zero", "exec sleep 60", "sleep 60", "yes", "echo half; sleep 60"],
 )
 def test_failing_tool_does_not_count_as_a_device_fault(body: str, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vendor_tool, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(device_health, "TIMEOUT_S", 0.3)
     tool("nvidia-smi", body)
     tool("npu-smi", body)
     assert devices() == []
@@ -191,9 +200,9 @@ def test_unkillable_tool_is_left_and_run_again_once_it_has_ended(
 ) -> None:
     gate = tmp_path / "gate"
     tool("nvidia-smi", f"echo x >> {tmp_path}/asked\n[ -e {gate} ] || exec sleep 600\necho {H100}")
-    monkeypatch.setattr(vendor_tool, "_ENDS_IN_S", 0.1)
-    kill = vendor_tool.os.killpg
-    monkeypatch.setattr(vendor_tool.os, "killpg", lambda pid, signal: None)  # as in a driver that hangs
+    monkeypatch.setattr(device_health, "_ENDS_IN_S", 0.1)
+    kill = device_health.os.killpg
+    monkeypatch.setattr(device_health.os, "killpg", lambda pid, signal: None)  # as in a driver that hangs
     asked = VendorTool("nvidia-smi", 0.5)
     assert [asked.ask() for _ in range(3)] == [None, None, None]
     assert (tmp_path / "asked").read_text() == "x\n", "run once while it hangs"

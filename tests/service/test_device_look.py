@@ -12,9 +12,15 @@ from samebits.core.reports import Ailment, HealthReport, Sign
 from samebits.core.watch.health_limits import HealthReading, HealthWatch, said
 from samebits.errors import PreflightError
 from samebits.service.health import host_sensor
-from samebits.service.health.device_look import DeviceMemory, DeviceReadings, WatchedDevice, limits_of
+from samebits.service.health.device_look import (
+    DeviceMemory,
+    DeviceReadings,
+    KernelLog,
+    WatchedDevice,
+    bus_of,
+    limits_of,
+)
 from samebits.service.health.host_sensor import HealthLook
-from samebits.service.health.kernel_log import KernelLog, bus_of
 from tests.service.house import PATIENCE_S
 from tests.service.test_device_health import ECC, H100, OF_910B, Tool, printing, tool
 from tests.service.test_health import settings_with

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.causes.kinds import Observation
+from samebits.core.causes.table import Observation
 from samebits.core.hangs import Doing, ProcessState
 from samebits.core.messages import SCHEMA, OperatorDecision, ProcessEnded
 from samebits.core.values import replace

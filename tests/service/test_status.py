@@ -9,7 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from samebits.account.job_view import JOURNAL, SCHEDULER, Interruption, JobView, PresenceState, Stall, WorkerView
+from samebits.account.job_view import (
+    JOURNAL,
+    SCHEDULER,
+    Interruption,
+    JobView,
+    PresenceState,
+    StandstillView,
+    WorkerView,
+)
 from samebits.core import messages, records
 from samebits.core.messages import MAX_STOPPED_BY, GenerationStarted, Process, RoundId, RoundOpened, Status, StatusQuery
 from samebits.core.records import JobRebuilt, RebuiltGeneration, RebuiltSeat
@@ -111,7 +119,7 @@ WHOLE = JobView(
     ailments=("a full disk",),
     stragglers=("a slow worker",),
     notices=((18, "a warning"),),
-    stall=Stall(19, ("0",), ("1",), ("2",)),
+    stall=StandstillView(19, ("0",), ("1",), ("2",)),
     ended=Interruption("script_failed", 20, "another cause", 21),
     losses=22,
     last_losses=("worker 1: gone",),

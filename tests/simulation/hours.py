@@ -19,7 +19,7 @@ from samebits.core.ledger import Policy
 from samebits.core.messages import Activity, GiveUp, Heartbeat, ReportEnvelope
 from samebits.core.records import SeatLost
 from samebits.core.reports import Phase, Progress, Sign, StallReport
-from samebits.core.scheduler import Received, SchedulerCore, Stalled, Tick
+from samebits.core.scheduler import Received, SchedulerCore, SchedulerPaused, Tick
 from samebits.core.watch.anomalies import Band
 from samebits.core.watch.health_limits import HealthReading, HealthWatch, Limit
 from tests.core.house import House, policy
@@ -174,10 +174,10 @@ class Job:
         self.now += gap_s
         knows_first = self.draw.random() < 0.5
         if knows_first:
-            self._decide(Stalled(gap_s))
+            self._decide(SchedulerPaused(gap_s))
         self._beat()
         if not knows_first:
-            self._decide(Stalled(gap_s))
+            self._decide(SchedulerPaused(gap_s))
         self._tick()
 
     def _look(self) -> None:
@@ -214,7 +214,7 @@ class Job:
     def _take(self, session: str, message: Heartbeat | ReportEnvelope) -> None:
         self._decide(Received(session, message))
 
-    def _decide(self, event: Received | Tick | Stalled) -> None:
+    def _decide(self, event: Received | Tick | SchedulerPaused) -> None:
         ready = self.core.step(event, self.now)
         if ready.is_empty:
             return

@@ -20,7 +20,7 @@ from samebits.core.keys.key_records import KeyRecord
 from samebits.core.messages import FromScheduler, FromWorker, OperatorDecision, StopJob
 from samebits.core.ready import JobEnded, Ready, Send
 from samebits.core.records import Record
-from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, Seen, Stalled, Tick
+from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, SchedulerPaused, Seen, Tick
 from samebits.core.state import JobState
 from samebits.errors import StoreError, SupersededError
 from tests.simulation.disk import Killed
@@ -274,10 +274,10 @@ class SchedulerHost:
         if gap_s <= HEARTBEAT_INTERVAL_S:
             self._drain()
         elif self.world.rng.random() < 0.5:
-            self._queue.appendleft((None, Stalled(gap_s)))
+            self._queue.appendleft((None, SchedulerPaused(gap_s)))
             self._drain()
         else:
-            self._queue.append((None, Stalled(gap_s)))
+            self._queue.append((None, SchedulerPaused(gap_s)))
             self._drain()
 
     # ---- the loop
@@ -318,7 +318,7 @@ class SchedulerHost:
         queue, rng = self._queue, self.world.rng
         if len(queue) < 2 or rng.random() >= P_CUT_SHORT:
             return queue, deque()
-        told = [index for index, (_, event) in enumerate(queue, 1) if isinstance(event, Stalled)]
+        told = [index for index, (_, event) in enumerate(queue, 1) if isinstance(event, SchedulerPaused)]
         count = rng.randint(max([1, *told]), len(queue))
         taken, left, heard = Queue(), Queue(), set[int]()
         for index, (connection, event) in enumerate(queue):

@@ -18,7 +18,7 @@ ENDS_S = 60.0
 
 
 def started(new_job: Callable[..., Job], workers: int, sick: dict[int, str], **settings: str) -> Job:
-    job = new_job(script=SCRIPT, workers=workers, settings={"PREFLIGHT": "1", "SPARE_NUM": "1", **settings})
+    job = new_job(script=SCRIPT, workers=workers, settings={"HEALTH": "preflight", "SPARE_NUM": "1", **settings})
     job.start_scheduler()
     for node in range(workers):
         job.start_worker(node, SICK=sick.get(node, ""))

@@ -24,7 +24,7 @@ def test_node_with_an_unhealthy_device_is_named_and_not_admitted(new_job: Callab
     tool = tmp_path / "npu-smi"
     tool.write_text(SICK)
     tool.chmod(0o700)
-    job = new_job(script=SCRIPT, workers=2, settings={"PREFLIGHT": "1"})
+    job = new_job(script=SCRIPT, workers=2, settings={"HEALTH": "preflight"})
     job.start_scheduler()
     job.start_worker(0)
     job.start_worker(1, PATH=f"{tmp_path}:{job.environment()['PATH']}")

@@ -59,7 +59,7 @@ def test_journal_of_a_finished_job_says_so() -> None:
 
 
 def test_status_and_verify_read_the_stored_files() -> None:
-    told = run("status", RECOVERY_PATH=str(KEPT / "recovery"))
+    told = run("status", RECOVERY_PATH=str(KEPT / "recovery"), SCHED_PORT="1")  # a job may run on the default port
     assert "generation 2" in told and "small_job" in told
     verified = run("ckpt", "verify", CHECKPOINT_PATH=str(KEPT / "ckpt_of_rank"))
     assert "8 of 8 points whole" in verified

@@ -49,7 +49,7 @@ def badput_s(buckets_s: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-class _Stage(enum.StrEnum):
+class _JobPhase(enum.StrEnum):
     STARTING = "starting"
     TRAINING = "training"
     AWAY = "away"  # the job trained when the scheduler stopped; later events show whether it continued
@@ -65,7 +65,7 @@ class Goodput:
     began_us: int | None = None
     mark_us: int = 0  # everything before is in a bucket
     seen_us: int = 0  # the last event's time
-    stage: str = _Stage.STARTING
+    stage: str = _JobPhase.STARTING
     sample_step: int = 0  # in training: the step at the mark
     high_step: int = 0  # the highest step seen
     away_from_us: int = 0
@@ -95,15 +95,15 @@ class Goodput:
             case EventKind.GENERATION:
                 self._break(at, event.step)
                 self.missing.clear()
-                if self.stage != _Stage.STARTING:
-                    self.stage = _Stage.RESTORING
+                if self.stage != _JobPhase.STARTING:
+                    self.stage = _JobPhase.RESTORING
             case EventKind.TRAINING:
                 self._train(at, event.step)
-            case EventKind.STEP if self.stage == _Stage.TRAINING:
+            case EventKind.STEP if self.stage == _JobPhase.TRAINING:
                 self._pass_training(at, event.step)
             case EventKind.TRAINED | EventKind.INTERRUPTED | EventKind.FINISHED:
                 self._break(at, event.step)
-                self.stage = _Stage.OVER
+                self.stage = _JobPhase.OVER
             case EventKind.LOST | EventKind.LEFT | EventKind.RETIRED:
                 self._set_missing(at, event, missing=True)
             case EventKind.SEATED | EventKind.PROMOTED | EventKind.RETURNED:
@@ -113,7 +113,7 @@ class Goodput:
         """Return microseconds by category, up to ``until`` (Unix time) or the last event, whichever is later."""
         found = {bucket: self.totals_us.get(bucket, 0) for bucket in Bucket}
         if self.began_us is not None:
-            trains = self.stage in (_Stage.TRAINING, _Stage.AWAY)
+            trains = self.stage in (_JobPhase.TRAINING, _JobPhase.AWAY)
             spent = self._end_us(until) - self.mark_us
             stalled = min(self.owed_us, spent) if trains else 0
             is_again = trains and self.sample_step < self.high_step
@@ -126,7 +126,7 @@ class Goodput:
         return 0 if self.began_us is None else self._end_us(until) - self.began_us
 
     def _end_us(self, until: float | None) -> int:
-        return self.seen_us if self.stage == _Stage.OVER else max(self.seen_us, round((until or 0) * 1e6))
+        return self.seen_us if self.stage == _JobPhase.OVER else max(self.seen_us, round((until or 0) * 1e6))
 
     def carried(self) -> dict[str, Any]:
         """Return the state as plain values, which are stored in the first event after a file is dropped."""
@@ -141,13 +141,13 @@ class Goodput:
             return  # the earlier events are present and give the same result
         numbers = {name: more.get(name, 0 if name in _LATER else None) for name in _CARRIED if name != "stage"}
         totals, missing, stage = more.get("totals_us"), more.get("missing"), more.get("stage")
-        if not all(type(one) is int for one in numbers.values()) or stage not in set(_Stage):
+        if not all(type(one) is int for one in numbers.values()) or stage not in set(_JobPhase):
             return
         if not isinstance(totals, dict) or not isinstance(missing, list):
             return
         for name, value in numbers.items():
             setattr(self, name, value)
-        self.stage, self.owed_us = _Stage(stage), max(0, self.owed_us)
+        self.stage, self.owed_us = _JobPhase(stage), max(0, self.owed_us)
         self.missing = {slot for slot in missing if type(slot) is int}
         self.totals_us = {bucket: totals[bucket] for bucket in Bucket if type(totals.get(bucket)) is int}
         owed = self.mark_us - (self.began_us or 0) - sum(self.totals_us.values())
@@ -157,13 +157,13 @@ class Goodput:
 
     def _bucket(self) -> Bucket:
         match self.stage:
-            case _Stage.TRAINING | _Stage.AWAY:
+            case _JobPhase.TRAINING | _JobPhase.AWAY:
                 return Bucket.PRODUCTIVE
-            case _Stage.STARTING:
+            case _JobPhase.STARTING:
                 return Bucket.START_UP
-            case _Stage.FORMING:
+            case _JobPhase.FORMING:
                 return Bucket.WAITING if self.missing else Bucket.FORMING
-            case _Stage.RESTORING:
+            case _JobPhase.RESTORING:
                 return Bucket.RESTORING
         return Bucket.IDLE
 
@@ -196,50 +196,50 @@ class Goodput:
 
     def _break(self, at: int, step: int) -> None:
         """End the current activity. The members then form a new generation."""
-        went_on = self.stage == _Stage.AWAY and step > self.sample_step
-        if self.stage == _Stage.TRAINING or went_on:
+        went_on = self.stage == _JobPhase.AWAY and step > self.sample_step
+        if self.stage == _JobPhase.TRAINING or went_on:
             self._pass_training(at, step)
-        elif self.stage == _Stage.AWAY:
+        elif self.stage == _JobPhase.AWAY:
             self._pass_training(self.away_from_us, self.sample_step)
-            self.stage = _Stage.OVER
+            self.stage = _JobPhase.OVER
             self._pass(self.lost_at_us or at)
-            self.stage = _Stage.FORMING
+            self.stage = _JobPhase.FORMING
             self._pass(at)
         else:
             self._pass(at)
         self.owed_us = self.lost_at_us = 0
-        if self.stage != _Stage.STARTING:
-            self.stage = _Stage.FORMING
+        if self.stage != _JobPhase.STARTING:
+            self.stage = _JobPhase.FORMING
 
     def _train(self, at: int, step: int) -> None:
-        if self.stage == _Stage.AWAY:  # training continued while there was no scheduler
-            self.stage = _Stage.TRAINING
+        if self.stage == _JobPhase.AWAY:  # training continued while there was no scheduler
+            self.stage = _JobPhase.TRAINING
             self._pass_training(at, step)
-        elif self.stage != _Stage.TRAINING:
+        elif self.stage != _JobPhase.TRAINING:
             self._pass(at)
-            self.stage, self.sample_step = _Stage.TRAINING, step
+            self.stage, self.sample_step = _JobPhase.TRAINING, step
 
     def _start_scheduler(self, at: int, before: int) -> None:
-        if self.stage == _Stage.TRAINING:
-            self.stage, self.away_from_us = _Stage.AWAY, before
+        if self.stage == _JobPhase.TRAINING:
+            self.stage, self.away_from_us = _JobPhase.AWAY, before
             return
-        if self.stage == _Stage.AWAY:
+        if self.stage == _JobPhase.AWAY:
             return
         self._pass(before)
-        is_anew, self.stage = self.stage in (_Stage.OVER, _Stage.STARTING), _Stage.OVER
+        is_anew, self.stage = self.stage in (_JobPhase.OVER, _JobPhase.STARTING), _JobPhase.OVER
         self._pass(at)
-        self.stage = _Stage.STARTING if is_anew else _Stage.FORMING
+        self.stage = _JobPhase.STARTING if is_anew else _JobPhase.FORMING
 
     def _set_missing(self, at: int, event: JobEvent, *, missing: bool) -> None:
         slot = event.more.get("slot")
         if type(slot) is not int:
             return
-        if self.stage == _Stage.STARTING and event.kind is EventKind.LOST and not self.high_step:
+        if self.stage == _JobPhase.STARTING and event.kind is EventKind.LOST and not self.high_step:
             self._pass(at)
-            self.stage = _Stage.FORMING
-        elif self.stage == _Stage.FORMING:
+            self.stage = _JobPhase.FORMING
+        elif self.stage == _JobPhase.FORMING:
             self._pass(at)
-        elif self.stage == _Stage.AWAY and missing:
+        elif self.stage == _JobPhase.AWAY and missing:
             self.lost_at_us = self.lost_at_us or at
         (self.missing.add if missing else self.missing.discard)(slot)
 

@@ -96,7 +96,7 @@ class Interruption(msgspec.Struct, frozen=True):
         return "Fix: " in self.cause
 
 
-class Stall(msgspec.Struct, frozen=True):
+class StandstillView(msgspec.Struct, frozen=True):
     """The nodes to inspect in a standstill. ``silent`` are those that cause it and send no reports."""
 
     step: int
@@ -155,7 +155,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     ailments: tuple[str, ...] = ()
     stragglers: tuple[str, ...] = ()
     notices: tuple[tuple[int, str], ...] = ()
-    stall: Stall | None = None
+    stall: StandstillView | None = None
     ended: Interruption | None
     losses: int = 0
     last_losses: tuple[str, ...] = ()

@@ -94,7 +94,7 @@ class Recovery:
         }
 
 
-class _Stage(enum.Enum):
+class _Training(enum.Enum):
     STARTING = enum.auto()  # no member has trained yet
     TRAINED = enum.auto()
     OVER = enum.auto()  # ended; a later scheduler start may resume the job
@@ -106,7 +106,7 @@ class Recoveries:
 
     rows: list[Recovery] = field(default_factory=list)
     _open: Recovery | None = None
-    _stage: _Stage = _Stage.STARTING
+    _stage: _Training = _Training.STARTING
     _reached: int = 0  # the highest step seen on the current line, or in a checkpoint
     _leaving: set[str] = field(default_factory=set)  # nodes asked to leave that have not left yet
     _absent: set[object] = field(default_factory=set)  # slots without a holder in the open recovery
@@ -132,7 +132,7 @@ class Recoveries:
                 pass  # the world changes as requested
             case EventKind.TRAINED | EventKind.INTERRUPTED | EventKind.FINISHED:
                 self.rows = [row for row in self.rows if row is not self._open]
-                self._open, self._stage = None, _Stage.OVER
+                self._open, self._stage = None, _Training.OVER
             case EventKind.CAUSE:  # it may arrive after the recovery
                 self._explain(event)
             case EventKind.LOST | EventKind.ROUND if self._open is None and self._interrupts(event):
@@ -147,8 +147,8 @@ class Recoveries:
         """
         if event.more.get("spare"):
             return False
-        is_start = self._stage is _Stage.STARTING and event.kind is EventKind.LOST
-        return self._stage is _Stage.TRAINED or is_start
+        is_start = self._stage is _Training.STARTING and event.kind is EventKind.LOST
+        return self._stage is _Training.TRAINED or is_start
 
     def _reach(self, event: JobEvent) -> None:
         """Update the highest known step, because a newly started scheduler does not know it."""
@@ -170,7 +170,7 @@ class Recoveries:
         if event.kind is EventKind.LOST:
             row.lost, row.silent_ms = [event.node], _number(event.more.get("silent_ms"))
             row.cause = loss_of(event)
-        row.is_first_start = self._stage is _Stage.STARTING
+        row.is_first_start = self._stage is _Training.STARTING
         self._open = row
         self._absent.clear()
         self._lost_slots.clear()
@@ -216,7 +216,7 @@ class Recoveries:
                 row.last_to_join = str(event.more.get("last", ""))
 
     def _close(self, event: JobEvent) -> None:
-        row, self._open, self._stage = self._open, None, _Stage.TRAINED
+        row, self._open, self._stage = self._open, None, _Training.TRAINED
         if row is not None and row.formed_at is not None:
             row.trains_at, row.last_to_train = event.at, str(event.more.get("last", ""))
 

@@ -24,10 +24,9 @@ from samebits.hosts.autoscale import Autoscaler, Limits, LoadReading, ScalingDec
 from samebits.hosts.autoscale_export import KINDS, manifest
 from samebits.hosts.discovery import ask, words_of
 from samebits.launcher import job_spec
-from samebits.launcher.accelerators import device_files, usable
 from samebits.launcher.interrupts import Signals
 from samebits.launcher.job_spec import JobSpec
-from samebits.launcher.spawning import StartLock, hear_signals, is_here
+from samebits.launcher.spawning import StartLock, device_files, hear_signals, is_here, usable_devices
 from samebits.option_types import interval, seconds, share, whole
 from samebits.store import private
 
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     log_dir, _ = job_spec.read_here()
     settings = job_spec.settings_here()
     view_of(settings)
-    devices = usable(config.whole_environment(), device_files())
+    devices = usable_devices(config.whole_environment(), device_files())
     limits = Limits(
         least=options.least or settings.min_worker_num,
         most=options.most or settings.max_worker_num,

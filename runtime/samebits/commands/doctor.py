@@ -8,11 +8,9 @@ not used.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import importlib.metadata
 import shutil
 import socket
-import struct
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -30,9 +28,6 @@ from samebits.scheduler_hosts import NotHostsError, SchedulerAddress, names_one
 from samebits.service.scheduler_address import address_towards
 from samebits.store.checkpoint.remote_points import slots_at
 
-_SIOCGIFADDR = 0x8915  # netdevice(7)
-_IFREQ = struct.Struct("16sH2x4s16x")
-SYSTEM = Path("/sys/class/net")
 ENOUGH = 2.0  # a speed ratio that is worth reporting
 
 
@@ -50,14 +45,16 @@ class Interface:
     mbit: int | None
 
 
-def interfaces(system: Path = SYSTEM) -> list[Interface]:
+def interfaces() -> list[Interface]:
     """Return this host's interfaces, except loopback."""
-    found = []
-    six = _ipv6_addresses()
-    for _, name in socket.if_nameindex():
-        addresses = frozenset([*_ipv4_address(name), *six.get(name, [])])
+    import psutil  # type: ignore[import-untyped]  # slow to import
+
+    states, found = psutil.net_if_stats(), []
+    for name, entries in psutil.net_if_addrs().items():
+        ours = [one.address for one in entries if one.family in (socket.AF_INET, socket.AF_INET6)]
+        addresses = frozenset(address.partition("%")[0] for address in ours)
         if addresses and not addresses & {"127.0.0.1", "::1"}:
-            found.append(Interface(name, addresses, _mbit(system / name / "speed")))
+            found.append(Interface(name, addresses, (states[name].speed or None) if name in states else None))
     return found
 
 
@@ -71,35 +68,6 @@ def slower(used: str, known: list[Interface]) -> tuple[Interface, Interface] | N
         return None
     faster = [one for one in known if one.mbit is not None and one.mbit >= ENOUGH * ours.mbit]
     return (ours, max(faster, key=lambda one: one.mbit or 0)) if faster else None
-
-
-def _mbit(path: Path) -> int | None:
-    try:
-        speed = int(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return speed if speed > 0 else None  # -1: unknown (Documentation/ABI/testing/sysfs-class-net)
-
-
-def _ipv4_address(name: str) -> list[str]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe, _SIOCGIFADDR, _IFREQ.pack(name.encode(), socket.AF_INET, bytes(4)))
-        except OSError:
-            return []
-    return [socket.inet_ntop(socket.AF_INET, answer[20:24])]
-
-
-def _ipv6_addresses() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    try:
-        lines = Path("/proc/net/if_inet6").read_text().splitlines()
-    except OSError:
-        return found
-    for line in lines:
-        digits, *_, name = line.split()
-        found.setdefault(name, []).append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
-    return found
 
 
 OLDEST_PYTHON = (3, 11)
@@ -124,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--preflight",
         action="store_true",
-        help="also compute, fill memory and write to the checkpoints' disk, as a worker does with PREFLIGHT=1",
+        help="also compute, fill memory and write to the checkpoints' disk, as a worker does with HEALTH=preflight",
     )
     options = parser.parse_args(arguments)
     findings = [python(), torch(), *import_name(sys.path), *commands()]

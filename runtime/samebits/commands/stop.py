@@ -107,7 +107,7 @@ def _stop_supervisor(supervisor: ProcessIdentity, settings: Settings) -> int:
     follower = f"the command that follows the job ({supervisor})"
     print(f"samebits: no scheduler answers: {follower} is asked to end the job", flush=True)
     send_signal(supervisor, signal.SIGTERM)
-    patience_s = settings.shutdown_timeout_s + END_S
+    patience_s = settings.grace.shutdown_s + END_S
     if not supervisor.wait_for_exit(patience_s):
         raise UsageError(
             f"{follower} has not ended after {patience_s:g} s. Fix: check its output, or end it with kill -9 and run "

@@ -31,8 +31,6 @@ from samebits.store.lock import DirectoryLock
 if TYPE_CHECKING:
     from samebits.training.state.checkpoint_config import CheckpointConfig
 
-__all__ = ["CheckpointRecovery", "ModelCheckpoint"]
-
 ALONE = "standalone"
 """The job's id in points that no job has saved."""
 

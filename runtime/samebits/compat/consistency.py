@@ -19,9 +19,6 @@ from samebits.core.keys.key_store import StoredValue, newest
 from samebits.core.watch.equality import Judgement, judge
 from samebits.errors import UnequalError, UsageError
 
-__all__ = ["ConsistencyProtocol", "ConsistencyRecovery", "StateSynchronization", "Strategy"]
-
-
 MAX_SERIALIZED_BYTES = 1 << 30
 """``deserialize_state`` refuses larger data, so that a wrong file does not fill the memory."""
 

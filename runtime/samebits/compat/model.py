@@ -11,8 +11,6 @@ from typing import Any, Protocol
 from samebits.compat.checkpoints import ModelCheckpoint
 from samebits.errors import UsageError
 
-__all__ = ["Model"]
-
 
 class Callback(Protocol):
     """An object that is called after each step, such as :class:`samebits.LossMonitor`."""

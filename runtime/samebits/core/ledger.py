@@ -18,7 +18,17 @@ from typing import TypeAlias
 
 from samebits.core.causes.table import DEFAULT, CauseTable, LossDetection
 from samebits.core.hangs import Hang, ProcessState
-from samebits.core.messages import Activity, FromScheduler, Pairs, Process, ProcessEnded, Refusal, Refused, RoundId
+from samebits.core.messages import (
+    Activity,
+    Depart,
+    FromScheduler,
+    Pairs,
+    Process,
+    ProcessEnded,
+    Refusal,
+    Refused,
+    RoundId,
+)
 from samebits.core.ready import Ready, Send, Severity
 from samebits.core.records import GenerationCommitted, Record, SeatGranted, SeatRetired, SlotGiven
 from samebits.core.reports import Figure
@@ -289,3 +299,18 @@ class Ledger:
     def process_of(self, node: str) -> Process:
         """Return where the node's present session runs."""
         return self.state.seats[node].process
+
+
+def ask_to_leave(ledger: Ledger, nodes: Sequence[str], text: str) -> None:
+    """Ask the given nodes that hold a live seat to leave, and log ``text`` if it is not empty.
+
+    A worker leaves at its next commit. Requests are not written to the journal. The requester repeats them until the
+    node has left, so a request that is lost with a scheduler is only delayed.
+    """
+    state = ledger.state
+    for node in dict.fromkeys(nodes):
+        seat = state.seats.get(node)
+        if seat is not None and seat.is_held:
+            ledger.tell_holder(seat, Depart(state.job, state.term, seat.incarnation, text or "it was asked before"))
+    if text:
+        ledger.ready.say(text)

@@ -13,16 +13,13 @@ from typing import Any
 from samebits.core.causes.table import CauseClass, LossDetection, Means, Observation, Retry, Row, judged
 from samebits.core.end_kinds import EndKind
 from samebits.core.hangs import ProcessState
-from samebits.core.job_end import Ending
-from samebits.core.joint_stop import JointStop
+from samebits.core.job_end import Ending, JointStop
 from samebits.core.keys.key_records import KeyRecord
 from samebits.core.keys.key_store import CALLERS_A_SEAT, FEW_CALLERS, KeyStore, replay
-from samebits.core.ledger import Ledger, Liveness, Policy
+from samebits.core.ledger import Ledger, Liveness, Policy, ask_to_leave
 from samebits.core.membership.admission import Admission
-from samebits.core.membership.departures import ask_to_leave
-from samebits.core.membership.leases import Leases
+from samebits.core.membership.leases import Leases, Repeats
 from samebits.core.membership.rebuild import Rebuild
-from samebits.core.membership.repeats import Repeats
 from samebits.core.membership.world import World
 from samebits.core.messages import (
     Activity,
@@ -92,7 +89,7 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
-class Stalled:
+class SchedulerPaused:
     """Event: the scheduler itself was paused for this long."""
 
     gap_s: float
@@ -113,7 +110,7 @@ class Tick:
 
 FromAnyProcess = StopJob | OperatorDecision | ProcessEnded | ProcessSeen | Restarting
 """Messages from operators and launchers. Any process that can connect may send them."""
-SchedulerEvent = Received | Closed | Stalled | Seen | FromAnyProcess | Tick
+SchedulerEvent = Received | Closed | SchedulerPaused | Seen | FromAnyProcess | Tick
 
 
 class SchedulerCore:
@@ -195,7 +192,7 @@ class SchedulerCore:
                 self._tick()
             case Closed(session, gone):
                 self._closed(session, gone)
-            case Stalled(gap_s):
+            case SchedulerPaused(gap_s):
                 self._stalled(gap_s)
             case Seen(session, process_state):
                 self._seen(session, process_state)

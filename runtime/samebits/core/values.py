@@ -14,33 +14,10 @@ from operator import attrgetter
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta as Meta
 
 from samebits.errors import ProtocolError
 from samebits.printable import printable
-
-__all__ = [
-    "Count",
-    "Few",
-    "Finite",
-    "Hash",
-    "HostName",
-    "Id",
-    "Int",
-    "Many",
-    "Meta",
-    "Name",
-    "NodeId",
-    "Schema",
-    "Seconds",
-    "Share",
-    "Text",
-    "TextValue",
-    "Value",
-    "line",
-    "replace",
-    "unprintable",
-]
 
 MAX_ID_CHARS = 64  # sessions and job ids: a UUID has 36
 MAX_NAME_CHARS = 200  # as JOB_NAME

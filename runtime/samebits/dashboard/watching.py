@@ -29,6 +29,7 @@ from samebits.launcher.processes import SCHEDULER, name_of, replaced_names
 from samebits.launcher.progress_line import shown_value
 from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked
 from samebits.launcher.supervising import supervisor_of
+from samebits.launcher.worker_logs import size_of
 from samebits.service.status import seen_view
 from samebits.store import text_log
 from samebits.store.process_identity import host_id
@@ -118,7 +119,7 @@ class JobWatch:
         """Return operators' requests after the first ``known`` ones."""
         try:
             path = self._settings.recovery_path / text_log.ASKED_FILE
-            size = _size_of(path)
+            size = size_of(path)
             if size == self._asked_bytes and known:
                 return []
             found = asked_events(self._settings.recovery_path) if size else []
@@ -347,13 +348,6 @@ def shown_events(events: Iterable[JobEvent]) -> list[dict[str, Any]]:
 
 
 _WITH_CAUSES = frozenset({EventKind.CAUSE, EventKind.INTERRUPTED, EventKind.NOTE})
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _end_of(path: Path, limit: int) -> bytes:

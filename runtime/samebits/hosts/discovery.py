@@ -227,7 +227,7 @@ class Discovery:
     def __init__(self, settings: Settings, spawn_worker: Spawn | None = None) -> None:
         self._settings = settings
         self._spawn_worker = spawn_worker
-        self._placement = Placement(settings.max_worker_num, Resting(*settings.host_rest_s))
+        self._placement = Placement(settings.max_worker_num, Resting(*settings.grace.host))
         words_of(settings.host_discovery_script or "", settings.log_dir)
         self._script: DiscoveryScript | None = None
         self._answer: tuple[Host, ...] | None = None

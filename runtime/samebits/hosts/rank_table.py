@@ -8,7 +8,6 @@ are required; with *strict*, everything that HCCL requires.
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import json
 import re
 import socket
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from samebits.config import is_literal
 from samebits.errors import SettingsError
 from samebits.named_file import read_named_file
 
@@ -144,7 +144,7 @@ def _lacks(table: RankTable) -> Iterable[str]:
     is_alone = len(table.server_list) == 1
     for server in table.server_list:
         for device in server.device:
-            if not _is_address(device.device_ip) and not (is_alone and not device.device_ip):
+            if not is_literal(device.device_ip) and not (is_alone and not device.device_ip):
                 yield (
                     f"server {server.server_id}, device {device.device_id}: device_ip {device.device_ip!r} is not an "
                     f"address. Fix: the one that {HCCN} names on that server"
@@ -155,14 +155,6 @@ def _lacks(table: RankTable) -> Iterable[str]:
         named = [one.server_id for pod in table.super_pod_list for one in pod.server_list]
         if sorted(named) != sorted(server.server_id for server in table.server_list):
             yield "super_pod_list does not name every server once. Fix: add or remove servers there"
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def made(server_id: str, devices: Sequence[int], addresses: dict[int, str], host_ip: str = "") -> RankTable:

@@ -227,7 +227,7 @@ class Follower:
             max_world_size=settings.max_worker_num,
             topo_timeout_s=settings.topo_timeout_s,
             shrink_grace_s=settings.grace.shrink_s,
-            shutdown_timeout_s=settings.shutdown_timeout_s,
+            shutdown_timeout_s=settings.grace.shutdown_s,
             clock_time=_clock_time,
         )
 

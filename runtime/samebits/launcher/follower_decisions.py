@@ -92,7 +92,7 @@ NEW_PROCESS = "a new process is started in its place"
 NEW_PROCESSES = "new processes are started in their places"
 _AS_SPARE, _AS_SPARES = "a new process is started as a spare", "new processes are started as spares"
 _SPARE, _SPARES = f"a spare takes its place, and {_AS_SPARE}", f"spares take their places, and {_AS_SPARES}"
-LEAVE_SHARE = 0.6  # share of SHUTDOWN_TIMEOUT that a worker has to exit before SIGTERM
+LEAVE_SHARE = 0.6  # share of the shutdown time of GRACE that a worker has to exit before SIGTERM
 LEAVE_AFTER_FINISH_S = 30.0  # the program may still have results to write
 AFTER_SCHEDULER_S = 1.0  # the scheduler waits for all workers that it knows, so one that still runs was unknown to it
 FAILED_LEAVE_S, FAILED_KILL_S = 5.5, 8.5  # ENABLE_RECOVERY=0: everything ends within 10 s of the first death
@@ -139,7 +139,7 @@ class Following:
         restarts: whether this follower has just started the missing processes, and may be called again to do so.
         max_world_size: MAX_WORKER_NUM; node numbers from it on name spares.
         topo_timeout_s, shrink_grace_s: TOPO_TIMEOUT, and GRACE's shrink.
-        shutdown_timeout_s: SHUTDOWN_TIMEOUT, from the first request to end until SIGKILL.
+        shutdown_timeout_s: shutdown in GRACE, from the first request to end until SIGKILL.
         clock_time: returns the user's clock time for a value of ``now``.
     """
 

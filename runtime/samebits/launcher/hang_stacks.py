@@ -51,7 +51,7 @@ def waited_for_cpu_s(identity: ProcessIdentity) -> float:
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedProcess:
     identity: ProcessIdentity
     began_at: float
     look_at: float
@@ -73,11 +73,11 @@ class UnjoinedProcesses:
     ) -> None:
         self._read = read
         self._waited_s = waited_s
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, _WatchedProcess] = {}
 
     def began(self, name: str, identity: ProcessIdentity, now: float) -> None:
         """Watch the process that was found under this name."""
-        self._watched[name] = _Watched(identity, now, now + PATIENCE_S - LOOK_S)
+        self._watched[name] = _WatchedProcess(identity, now, now + PATIENCE_S - LOOK_S)
 
     def wake_at(self) -> float | None:
         """Return when ``due`` must be called next."""

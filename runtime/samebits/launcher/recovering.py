@@ -24,7 +24,8 @@ from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
 from samebits.store import durable
 from samebits.store.checkpoint import FolderEntry
-from samebits.store.owner import OWNER_FILE, FolderOwner, encode_owner, read_owner
+from samebits.store.checkpoint.folder import job_of
+from samebits.store.owner import OWNER_FILE, FolderOwner, encode_owner
 from samebits.store.process_identity import ProcessIdentity
 
 
@@ -262,7 +263,7 @@ def begin_journal(settings: Settings, candidate: Candidate) -> None:
     """
     owner = FolderOwner(candidate.job, settings.job_name)
     for folder in candidate.folders:
-        if _owner_of(folder) is None:  # every manifest in the folder names the same job
+        if job_of(folder) is None:  # every manifest in the folder names the same job
             durable.write_file_atomically(folder / OWNER_FILE, encode_owner(owner))
     job_journal.begin_from(settings, candidate.job, candidate.point, candidate.top)
 
@@ -271,7 +272,7 @@ def _newest(entries: list[FolderEntry]) -> Candidate | None:
     whole = [entry for entry in entries if entry.header is not None]
     folders = tuple(sorted({entry.path.parent for entry in entries}))
     jobs = {entry.header.job for entry in whole if entry.header is not None}
-    jobs |= {owner for folder in folders if (owner := _owner_of(folder)) is not None}
+    jobs |= {owner for folder in folders if (owner := job_of(folder)) is not None}
     if len(jobs) > 1:
         raise ForeignFolderError(
             f"{folders[0].parent} holds folders of several jobs ({', '.join(sorted(jobs))}), and it is unclear "
@@ -303,12 +304,3 @@ def _is_whole(entry: FolderEntry, say: Callable[[str], object]) -> bool:
         say(f"not used: {error}")
         return False
     return True
-
-
-def _owner_of(folder: Path) -> str | None:
-    """Return the job named in the folder's owner marker, or None if the marker is missing or damaged."""
-    try:
-        owner = read_owner(folder)
-    except StoreError:
-        return None
-    return None if owner is None else owner.job

@@ -15,7 +15,6 @@ import os
 import select
 import signal
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,7 +71,7 @@ class Zygote:
 
     def start(self, program: Program) -> None:
         """Start the zygote for this program's workers, unless it is running. It needs seconds to get ready."""
-        if self._link is not None or not _is_forkable(program) or not sys.platform.startswith("linux"):
+        if self._link is not None or not _is_forkable(program):
             return
         ours, its = fork_orders.pair()
         words = [program.interpreter, "-P", "-m", "samebits.training.zygote", str(its.fileno())]

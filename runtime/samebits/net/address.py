@@ -140,10 +140,9 @@ def port_holder(port: int) -> str:
 
     The description is vague if this user may not see the process.
     """
-    process = _holder(port)
-    if process is not None:
-        return f"pid {process.name} ({printable(_command_of(process), _SHOWN_CHARACTERS)})"
-    return "another process" if _listening_inodes(port) else "another process, or one that ended a moment ago"
+    if (pid := _holder(port)) is not None:
+        return f"pid {pid} ({printable(_command_of(pid), _SHOWN_CHARACTERS)})"
+    return "another process" if _listeners(port) else "another process, or one that ended a moment ago"
 
 
 def folder_of_holder(port: int) -> Path | None:
@@ -151,9 +150,9 @@ def folder_of_holder(port: int) -> Path | None:
 
     Return None if it is unknown.
     """
-    process = _holder(port)
+    pid = _holder(port)
     try:
-        return None if process is None else (process / "cwd").readlink()
+        return None if pid is None else Path(f"/proc/{pid}/cwd").readlink()
     except OSError:
         return None  # the process ended meanwhile
 
@@ -275,44 +274,21 @@ def free_port(addresses: Sequence[str]) -> int:
         close_all(sockets)
 
 
-def _holder(port: int) -> Path | None:
-    inodes = _listening_inodes(port)
-    processes = (process for process in Path("/proc").iterdir() if process.name.isdigit()) if inodes else ()
-    return next((process for process in processes if _holds(process, inodes)), None)
+def _listeners(port: int) -> list[int | None]:
+    """Return the pids of the processes that listen on a local TCP port; None for another user's process."""
+    import psutil  # type: ignore[import-untyped]  # slow to import
+
+    found = (one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN)
+    return [one.pid for one in found if one.laddr.port == port]
 
 
-def _listening_inodes(port: int) -> set[str]:
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            lines = Path(table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for fields in (line.split() for line in lines):
-            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                inodes.add(fields[9])
-    return inodes
+def _holder(port: int) -> int | None:
+    return next((pid for pid in _listeners(port) if pid is not None), None)
 
 
-def _holds(process: Path, inodes: set[str]) -> bool:
+def _command_of(pid: int) -> str:
     try:
-        descriptors = list((process / "fd").iterdir())
-    except OSError:
-        return False  # another user's process
-    return any(_inode_of(descriptor) in inodes for descriptor in descriptors)
-
-
-def _inode_of(descriptor: Path) -> str:
-    try:
-        link = str(descriptor.readlink())
-    except OSError:
-        return ""  # closed meanwhile
-    return link[8:-1] if link.startswith("socket:[") else ""
-
-
-def _command_of(process: Path) -> str:
-    try:
-        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return "ended meanwhile"
     return " ".join(words).strip()
@@ -347,14 +323,14 @@ def cannot_listen(address: str, port: int, number: int | None, reason: str | Non
 
 def _held(port: int) -> str:
     """Describe the process that uses the port, with a fix that works while this job's processes run."""
-    process, other_port = _holder(port), "set SCHED_PORT to a free port in every process of this job"
-    command = "" if process is None else _command_of(process)
-    if process is None or not any(words in command for words in _SCHEDULER):
+    pid, other_port = _holder(port), "set SCHED_PORT to a free port in every process of this job"
+    command = "" if pid is None else _command_of(pid)
+    if not any(words in command for words in _SCHEDULER):
         return f"held by {port_holder(port)}. Fix: end that process, or {other_port}"
     folder = folder_of_holder(port)
     where = f", started in {folder}" if folder is not None else ""
     there = f"`samebits stop` in {folder}" if folder is not None else "ending that job"
     return (
-        f"held by pid {process.name}, another job's scheduler{where}. Fix: {there} frees the port; or end what is left "
+        f"held by pid {pid}, another job's scheduler{where}. Fix: {there} frees the port; or end what is left "
         f"of this job, and {other_port}"
     )

@@ -140,7 +140,7 @@ class Launcher:
             agent.trains(place.generation)
             status = self._until_it_ends(script)
         finally:
-            script.end(self._settings.shutdown_timeout_s / 2)
+            script.end(self._settings.grace.shutdown_s / 2)
         if status == 0 and self._settings.enable_recovery:
             point = Point(1, place.generation)
             agent.complete(place.generation, point.step, [Digest(point, FINAL, _FINISHED)])

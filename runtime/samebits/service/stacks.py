@@ -12,7 +12,6 @@ import faulthandler
 import fcntl
 import os
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from samebits.store import process_identity
 from samebits.store.process_identity import ProcessIdentity
 
 _NAME = "samebits-stacks"
-_SIGNAL = (signal.SIGRTMIN + 11) if sys.platform == "linux" else 0
+_SIGNAL = signal.SIGRTMIN + 11
 ANSWER_S = 2.0
 """How long to wait for an answer, which normally takes milliseconds."""
 _POLL_S = 0.005

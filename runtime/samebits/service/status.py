@@ -22,10 +22,10 @@ from samebits.account.job_view import (
     Interruption,
     JobView,
     PresenceState,
-    Stall,
+    StandstillView,
     WorkerView,
 )
-from samebits.core.causes.kinds import Observation
+from samebits.core.causes.table import Observation
 from samebits.core.hangs import SILENT_KINDS, ProcessState
 from samebits.core.ledger import NAMED
 from samebits.core.messages import (
@@ -331,12 +331,12 @@ def _live_node(core: SchedulerCore, seat: Seat) -> WorkerView:
     return msgspec.structs.replace(_node(seat), activity=activity, step=presence.step, figures=figures)
 
 
-def _stall(core: SchedulerCore) -> Stall | None:
+def _stall(core: SchedulerCore) -> StandstillView | None:
     found = core.found
     if found is None:
         return None
     culprits = found.culprits[:NAMED]
-    return Stall(
+    return StandstillView(
         max((member.step for member in (*(member for member, _ in found.culprits), *found.waiting)), default=0),
         tuple(member.node for member, _ in culprits),
         tuple(member.node for member, hang in culprits if hang in SILENT_KINDS),

@@ -19,8 +19,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-__all__ = ["die_with", "kill_left_behind", "tied"]
-
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _libc = ctypes.CDLL(None, use_errno=True)

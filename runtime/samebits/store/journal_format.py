@@ -145,7 +145,7 @@ def decode_batch(data: bytes, nonce: int, offset: int) -> list[bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class _FrameBatch:
     payloads: list[bytes]
     end: int
 
@@ -175,7 +175,7 @@ def _decode_file_head(data: bytes) -> tuple[int, int]:
     return nonce, born_bytes
 
 
-def _decode_batch(data: bytes, offset: int, seed: int) -> _Batch | _Bad:
+def _decode_batch(data: bytes, offset: int, seed: int) -> _FrameBatch | _Bad:
     if len(data) - offset < BATCH_HEAD_BYTES:
         return _Bad("the file ends inside the head of a batch", None)
     if not _is_good_head(data, offset, seed):
@@ -194,7 +194,7 @@ def _decode_batch(data: bytes, offset: int, seed: int) -> _Batch | _Bad:
     ends = list(itertools.accumulate(lengths, initial=start + count * _LENGTH_BYTES))
     if ends[-1] != end:
         return _Bad("the lengths of the batch's payloads do not match its size", end)
-    return _Batch([data[first:last] for first, last in itertools.pairwise(ends)], end)
+    return _FrameBatch([data[first:last] for first, last in itertools.pairwise(ends)], end)
 
 
 def _raise_if_damaged(data: bytes, nonce: int, born_bytes: int, offset: int, bad: _Bad) -> None:

@@ -1,8 +1,8 @@
 """Identify a process by its pid and its start time, also in pid files.
 
 The kernel reuses pids, but no two processes share both a pid and the start time that ``/proc/<pid>/stat`` reports
-(proc(5), field 22). A zombie no longer holds any file, lock or socket, so it counts as dead. On systems other than
-Linux, psutil provides the same values. Nothing here sends a signal.
+(proc(5), field 22). A zombie no longer holds any file, lock or socket, so it counts as dead. Nothing here sends a
+signal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ from pathlib import Path
 from samebits.errors import StoreError
 from samebits.store import private
 
-_ON_LINUX = sys.platform == "linux"
 _DEAD_STATES = frozenset("ZXx")
 _PF_EXITING = 0x4  # linux/sched.h
 _MAX_PID_FILE_BYTES = 4096
@@ -36,8 +34,7 @@ _POLL_S = 0.05
 class ProcessIdentity:
     """One process, distinct from any later one with the same pid.
 
-    ``started_at`` is in clock ticks after boot on Linux and in hundredths of a second since 1970 elsewhere. Compare it;
-    do not calculate with it.
+    ``started_at`` is in clock ticks after boot. Compare it; do not calculate with it.
     """
 
     pid: int
@@ -65,9 +62,8 @@ class ProcessIdentity:
     @classmethod
     def of_child(cls, pid: int) -> ProcessIdentity:
         """Return this process's child, which may have ended but has not been reaped yet."""
-        stat = _stat_of(pid) if _ON_LINUX else None
-        identity = cls.of(pid) if stat is None else cls(pid, stat.started_at)
-        return cls(pid, 0) if identity is None else identity
+        stat = _stat_of(pid)
+        return cls(pid, 0 if stat is None else stat.started_at)
 
     def is_alive(self) -> bool:
         """Return whether exactly this process is still running, and is not a zombie."""
@@ -76,19 +72,16 @@ class ProcessIdentity:
     def is_ending(self) -> bool:
         """Return whether this process was killed or is exiting, and may still hold resources.
 
-        Memory is freed first, at 40 ms per GB, then locks. Always false on systems other than Linux.
+        Memory is freed first, at 40 ms per GB, then locks.
         """
-        stat = _stat_of(self.pid) if _ON_LINUX else None
+        stat = _stat_of(self.pid)
         return stat is not None and stat.started_at == self.started_at and stat.is_ending
 
     def wait_for_exit(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` for this process to exit; return whether it is gone.
-
-        On Linux, the kernel reports the exit; elsewhere, the process is polled.
-        """
+        """Wait at most ``timeout_s`` for this process to exit; return whether it is gone."""
         deadline_s = time.monotonic() + timeout_s
         try:
-            watched = os.pidfd_open(self.pid) if _ON_LINUX else None
+            watched: int | None = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return True
         except OSError as error:
@@ -131,7 +124,7 @@ def launcher_of_session() -> ProcessIdentity | None:
 
     A shell between the two processes makes no difference, because it belongs to the same session.
     """
-    leader = _stat_of(os.getsid(0)) if _ON_LINUX else None
+    leader = _stat_of(os.getsid(0))
     return ProcessIdentity.of(os.getppid() if leader is None else leader.parent)
 
 
@@ -143,9 +136,8 @@ def host_id() -> str:
     includes the boot id and the pid namespace (pid_namespaces(7)).
     """
     found = [socket.gethostname()]
-    if _ON_LINUX:
-        with contextlib.suppress(OSError):  # without /proc, only the name is used
-            found += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())]
+    with contextlib.suppress(OSError):  # without /proc, only the name is used
+        found += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())]
     return f"{found[0]}#{hashlib.blake2b(repr(found).encode(), digest_size=4).hexdigest()}"
 
 
@@ -153,9 +145,8 @@ def host_id() -> str:
 def machine_id() -> bytes:
     """Return four bytes that identify the machine until it reboots, also in containers."""
     found = socket.gethostname()
-    if _ON_LINUX:
-        with contextlib.suppress(OSError):
-            found = Path("/proc/sys/kernel/random/boot_id").read_text()
+    with contextlib.suppress(OSError):
+        found = Path("/proc/sys/kernel/random/boot_id").read_text()
     return hashlib.blake2b(found.encode(), digest_size=4).digest()
 
 
@@ -165,7 +156,7 @@ def lock_holder(file: os.stat_result) -> ProcessIdentity | None:
     Processes of other pid namespaces are not seen (proc_locks(5)).
     """
     place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-    with contextlib.suppress(OSError):  # not Linux
+    with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
             match line.split():
                 case [_, "FLOCK", _, "WRITE", pid, where, *_] if where == place:
@@ -192,10 +183,6 @@ def read_pid_file(path: Path) -> ProcessIdentity | None:
 
 
 def _started_at(pid: int) -> int | None:
-    return _started_at_from_proc(pid) if _ON_LINUX else _started_at_from_psutil(pid)
-
-
-def _started_at_from_proc(pid: int) -> int | None:
     stat = _stat_of(pid)
     return None if stat is None or stat.is_dead else stat.started_at
 
@@ -222,19 +209,6 @@ def _stat_of(pid: int) -> _Stat | None:
     is_killed = bool(pending & 1 << (signal.SIGKILL - 1))
     # A dead first thread stays a zombie until the last thread has ended.
     return _Stat(is_dead, threads > 1 if is_dead else bool(flags & _PF_EXITING) or is_killed, started_at, parent)
-
-
-def _started_at_from_psutil(pid: int) -> int | None:
-    import psutil  # type: ignore[import-untyped]  # used only on systems other than Linux
-
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        created_at_s: float = process.create_time()
-    except psutil.NoSuchProcess:
-        return None
-    return round(created_at_s * 100)
 
 
 def find_memory(pid: int, name: str, flags: int = os.O_RDONLY) -> int | None:

@@ -13,8 +13,6 @@ from samebits import strict_json
 from samebits.errors import StoreError
 from samebits.store import durable
 
-__all__ = ["RetakenReport", "read_report", "write_report"]
-
 _FILE = "check.json"
 
 

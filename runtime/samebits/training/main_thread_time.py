@@ -9,8 +9,6 @@ from __future__ import annotations
 import threading
 import time
 
-__all__ = ["MainThreadTime", "main_thread"]
-
 
 class MainThreadTime:
     """Total waiting times of the main thread in seconds. Waits of other threads are not counted.

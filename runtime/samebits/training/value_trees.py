@@ -14,18 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = [
-    "FACTORIES",
-    "children",
-    "clone",
-    "have_same_bits",
-    "is_plain_tensor",
-    "laid_out",
-    "overlaps",
-    "plain_strides",
-    "rebuilt",
-]
-
 FACTORIES = {kind.__name__: kind for kind in (int, float, bool, str, list, tuple, dict, set)}
 """Factories that a ``defaultdict`` may have, by name."""
 _MAPPINGS = frozenset({dict, OrderedDict, Counter, defaultdict})

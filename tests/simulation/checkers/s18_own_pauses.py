@@ -9,7 +9,7 @@ from __future__ import annotations
 from samebits.core.messages import Activity, Heartbeat, Join, Leave, ReportEnvelope
 from samebits.core.records import SeatLost
 from samebits.core.reports import PeerGone
-from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, Stalled
+from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, SchedulerPaused
 from tests.simulation.checkers.base import EPSILON_S, Checker
 
 USUAL_S = 0.1  # the time of a question and its answer, with a wide margin
@@ -24,14 +24,14 @@ class OwnPauses(Checker):
         self._stalls: list[tuple[float, float]] = []  # (from, to), by the scheduler's clock
 
     def watch(self) -> None:
-        self.world.when_event[Stalled].append(self._stalled)
+        self.world.when_event[SchedulerPaused].append(self._stalled)
         self.world.watch_loaded.append(self._loaded)
         self.world.when_recorded[SeatLost].append(self._lost)
 
     def _loaded(self, core: SchedulerCore) -> None:
         self._stalls.clear()
 
-    def _stalled(self, event: Stalled) -> None:
+    def _stalled(self, event: SchedulerPaused) -> None:
         now = self.world.host.clock
         self._stalls.append((now - event.gap_s, now))
 

@@ -33,7 +33,7 @@ from samebits.core.records import (
     TermStarted,
 )
 from samebits.core.reports import PeerGone
-from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, Stalled
+from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, SchedulerPaused
 from samebits.core.state import JobState
 from tests.simulation.checkers.line import Line
 
@@ -240,7 +240,7 @@ class Witness:
                     self._closed(body.session, now, gone=True)
         elif isinstance(event, Closed):
             self._closed(event.session, now, gone=event.gone)
-        elif isinstance(event, Stalled):
+        elif isinstance(event, SchedulerPaused):
             self.stalled_at = now
 
     def _closed(self, session: str, now: float, *, gone: bool) -> None:

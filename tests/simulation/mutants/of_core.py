@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from samebits.core.joint_stop import JointStop
+from samebits.core.job_end import JointStop
 from samebits.core.messages import (
     Admitted,
     FromWorker,
@@ -29,7 +29,7 @@ from samebits.core.ready import Ready
 from samebits.core.records import GenerationCommitted, Record, SeatGranted, TermStarted, TrainingFinished
 from samebits.core.reports import PeerGone, StopsAfter
 from samebits.core.restore import Restore, choose_restore_point
-from samebits.core.scheduler import SchedulerCore, SchedulerEvent, Stalled
+from samebits.core.scheduler import SchedulerCore, SchedulerEvent, SchedulerPaused
 from samebits.core.state import Seat
 from samebits.core.values import replace
 from tests.simulation.mutants.mutant import Mutant
@@ -215,7 +215,7 @@ class JudgesWhileItHears(SchedulerCore):
     """Leases are judged before the socket is drained."""
 
     def step(self, event: SchedulerEvent, now: float) -> Ready:
-        if not isinstance(event, Stalled):
+        if not isinstance(event, SchedulerPaused):
             for seat, reason in self._leases.expired():
                 self._lose(seat, reason)
         return super().step(event, now)
@@ -488,14 +488,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "a joint stop does not wait for its commit",
         frozenset({"S26"}),
         50,
-        patches={"samebits.core.joint_stop.JointStop.take": _is_there_at_once},
+        patches={"samebits.core.job_end.JointStop.take": _is_there_at_once},
         changes=JOINT_STOPS,
     ),
     Mutant(
         "a joint stop is requested only once",
         frozenset({"L1", "L3", "L5"}),
         100,
-        patches={"samebits.core.joint_stop.JointStop.remind": _asks_once},
+        patches={"samebits.core.job_end.JointStop.remind": _asks_once},
         changes=JOINT_STOPS,
     ),
 )

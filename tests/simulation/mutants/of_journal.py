@@ -59,7 +59,7 @@ def _decode_trusting(data: bytes, offset: int, seed: int) -> Any:
     for length in lengths:
         payloads.append(body[first : first + length])
         first += length
-    return journal_format._Batch(payloads, min(found.end, len(data)))
+    return journal_format._FrameBatch(payloads, min(found.end, len(data)))
 
 
 def _publish_unsynced(temporary: Any, path: Any) -> None:

@@ -14,7 +14,7 @@ import samebits
 from samebits.core.reports import Figure
 from samebits.errors import UsageError
 from samebits.training.process import context
-from samebits.training.process.figures import MOST
+from samebits.training.process.job_status import MOST
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 from samebits import config
 from samebits.core.agent.agent_events import KeyAsk
 from samebits.core.keys.key_store import KeyStore
-from samebits.core.messages import SCHEMA, Admitted, Credential, KeyAnswer, KeyCall, KeyOp, KeyOutcome
+from samebits.core.messages import MAX_VALUE_BYTES, SCHEMA, Admitted, Credential, KeyAnswer, KeyCall, KeyOp, KeyOutcome
 from samebits.core.watch.node_check import (
     MOST_PLANS,
     MOST_SAID,
@@ -247,7 +247,7 @@ def test_fix_is_sent_to_the_scheduler_too(compare: Compare, monkeypatch: pytest.
     (text,) = left
     assert text == (
         "the pre-flight rejected it: it is slow (computes: 500 ms, the others 50 ms). Fix: start this node on another "
-        "host, or without PREFLIGHT=1"
+        "host, or without preflight in HEALTH"
     )
 
 
@@ -276,11 +276,11 @@ def test_verdict_of_the_largest_world_fits_into_a_value(compare: Compare, monkey
     slots = range(size)
     report = NodeReport("worker " + "ż" * 128, b"4444", WELL)
     judge = Judge(dict.fromkeys(slots, report), slots, shares_all=True)
-    wrong = NodeReport(problem=WRONG)
+    wrong = NodeReport(sum=Sum(0.0, WRONG))
     for _ in range(MOST_PLANS):
         plan = judge.plan()
         assert plan.is_sound(size)
-        node_comparison._packed(plan)
+        assert len(msgspec.msgpack.encode(plan)) <= MAX_VALUE_BYTES
         if plan.is_last:
             break
         judge.take(plan, dict.fromkeys(plan.asked, wrong))
@@ -291,7 +291,7 @@ def test_verdict_of_the_largest_world_fits_into_a_value(compare: Compare, monkey
     assert "did not report in time and were not compared: 1, 2, 3," in silent
     assert silent.endswith("31, 32 and 4063 more")
     assert unmet == "the nodes of these slots found no partner for a sum in time: 0"
-    node_comparison._packed(few)
+    assert len(msgspec.msgpack.encode(few)) <= MAX_VALUE_BYTES
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e300])

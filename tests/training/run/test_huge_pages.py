@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from samebits.training.run import huge_pages
-from samebits.training.run.huge_pages import HUGE_BYTES
+from samebits.training.run import process_tuning
+from samebits.training.run.process_tuning import HUGE_BYTES
 
 PIECES = 4
 MADV_NOHUGEPAGE = 15
@@ -62,7 +62,7 @@ def memory() -> Iterator[mmap.mmap]:
 def test_used_memory_is_moved_and_keeps_its_content(memory: mmap.mmap) -> None:
     touch(memory)
     before = bytes(memory)
-    moved = huge_pages.gather()
+    moved = process_tuning.gather()
     assert bytes(memory) == before
     if knows_collapse():
         assert moved >= PIECES
@@ -73,7 +73,7 @@ def test_used_memory_is_moved_and_keeps_its_content(memory: mmap.mmap) -> None:
 
 def test_mostly_reserved_memory_does_not_grow(memory: mmap.mmap) -> None:
     touch(memory, every=2 * mmap.PAGESIZE)
-    huge_pages.gather()
+    process_tuning.gather()
     assert huge_kib_at(address_of(memory)) == 0
 
 
@@ -86,7 +86,7 @@ def test_memory_shared_with_a_forked_child_is_not_duplicated(memory: mmap.mmap) 
         os.read(waiting, 1)
         os._exit(0)
     os.close(waiting)
-    huge_pages.gather()
+    process_tuning.gather()
     shared = huge_kib_at(address_of(memory))
     os.close(let_go)
     os.waitpid(child, 0)
@@ -95,6 +95,6 @@ def test_memory_shared_with_a_forked_child_is_not_duplicated(memory: mmap.mmap) 
 
 def test_machine_without_page_information_is_left_alone(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(memory)
-    monkeypatch.setattr(huge_pages, "_PAGEMAP", Path("/proc/self/there is no such file"))
-    assert huge_pages.gather() == 0
+    monkeypatch.setattr(process_tuning, "_PAGEMAP", Path("/proc/self/there is no such file"))
+    assert process_tuning.gather() == 0
     assert huge_kib_at(address_of(memory)) == 0

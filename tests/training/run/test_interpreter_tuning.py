@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from samebits.training.run.interpreter_tuning import HAND_OVER_S, InterpreterTuning
+from samebits.training.run.process_tuning import HAND_OVER_S, InterpreterTuning
 
 AT_EASE_S = 0.004
 

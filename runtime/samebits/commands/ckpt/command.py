@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from samebits.commands.ckpt import exporting, listing, showing, verifying
+from samebits.commands.ckpt import exporting, listing, verifying
 from samebits.commands.ckpt.addressing import Folder
 from samebits.errors import UsageError
 from samebits.launcher import job_spec
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         case "verify":
             return verifying.run(folder, options.points)
         case "show":
-            return showing.run(folder, options.point, as_json=options.json)
+            return listing.show(folder, options.point, as_json=options.json)
         case _:
             return exporting.run(folder, options.point, options.file, form=options.format, force=options.force)
 

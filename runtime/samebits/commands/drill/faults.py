@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samebits.account.events import EventKind, JobEvent
-from samebits.commands.drill.impossible import ImpossibleError
-from samebits.commands.drill.memory_limit import MemoryLimit
-from samebits.commands.drill.orders import DrillOrders
+from samebits.commands.drill.orders import DrillOrders, ImpossibleError
 from samebits.commands.drill.partition import INSIDE, PortForward
 from samebits.commands.drill.plan import DrillFault, Planned, host_of
 from samebits.commands.drill.preloaded import Preloaded
@@ -37,6 +35,8 @@ FULL_S = 30.0
 HOLD_LONGER_S = 4  # beyond the lease
 GONE_S = 20.0
 _LOOK_S = 0.05
+RLIMIT_AS = "RLIMIT_AS"
+LEFT_BYTES = 64 << 20
 _NOT_SAVED = "was not saved"
 _DATA = "data.safetensors"
 
@@ -447,3 +447,55 @@ _GIVERS: dict[DrillFault, Callable[[FaultContext], Given]] = {
     DrillFault.UNREDUCED: _ordered("unreduced"),
     DrillFault.DESYNC: _ordered("collective"),
 }
+
+
+class MemoryLimit:
+    """A memory limit for one process: its own control group if this user may create one, otherwise RLIMIT_AS.
+
+    Control groups of version 2 (the kernel's ``admin-guide/cgroup-v2``) are folders. Their files show whether a group
+    can be created and whether it counts memory.
+
+    Args:
+        pid: the process.
+        proc: the ``/proc`` folder; a different one in tests.
+    """
+
+    def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
+        above = group_above(pid, proc)
+        self._group = self._made(above, pid) if above is not None else None
+        self.name = RLIMIT_AS if self._group is None else f"memory.max of {self._group}"
+
+    def _made(self, above: Path, pid: int) -> Path | None:
+        group = above / f"samebits-drill-{pid}"
+        try:
+            group.mkdir()
+            (group / "memory.max").write_text(str(LEFT_BYTES))
+            with contextlib.suppress(OSError):  # a kernel without swap has no such file
+                (group / "memory.swap.max").write_text("0")
+            (group / "cgroup.procs").write_text(str(pid))
+        except OSError:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            return None
+        return group
+
+    def close(self) -> None:
+        """Remove the group, unless it still contains a process."""
+        if self._group is not None:
+            with contextlib.suppress(OSError):
+                self._group.rmdir()
+
+
+def group_above(pid: int, proc: Path = Path("/proc")) -> Path | None:
+    """Return the control group below which a group for this process can be created, or None."""
+    try:
+        rows = [line.split() for line in (proc / "self/mounts").read_text().splitlines()]
+        own = next(line for line in (proc / f"{pid}/cgroup").read_text().splitlines() if line.startswith("0::/"))
+        root = next(Path(row[1]) for row in rows if row[2] == "cgroup2")
+        group = root / own.removeprefix("0::/").strip()
+        above = group if group == root else group.parent
+        counted = (above / "cgroup.subtree_control").read_text().split()
+    except (OSError, StopIteration, IndexError):
+        return None
+    may = os.access(above, os.W_OK) and os.access(above / "cgroup.procs", os.W_OK)
+    return above if "memory" in counted and may else None

@@ -16,13 +16,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from samebits.commands.drill import inside
-from samebits.commands.drill.impossible import ImpossibleError
 from samebits.launcher.processes import send_signal
 from samebits.store import durable
 from samebits.store.process_identity import ProcessIdentity
 
 ANSWER_S = 30.0
 _LOOK_S = 0.02
+
+
+class ImpossibleError(Exception):
+    """A fault cannot be injected on this machine or at this moment. The text is the reason."""
 
 
 class DrillOrders:

@@ -12,7 +12,7 @@ import struct
 import subprocess
 from pathlib import Path
 
-from samebits.commands.drill.impossible import ImpossibleError
+from samebits.commands.drill.orders import ImpossibleError
 from samebits.printable import printable
 from samebits.store import durable
 from samebits.store.child_processes import end_group

@@ -21,7 +21,7 @@ from samebits.account.event_log import read_events
 from samebits.account.events import EventKind, JobEvent
 from samebits.account.job_view import JobView
 from samebits.commands.drill.faults import FaultContext, Tools, give
-from samebits.commands.drill.impossible import ImpossibleError
+from samebits.commands.drill.orders import ImpossibleError
 from samebits.commands.drill.outcome import DrillOutcome, Injected, NotInjected
 from samebits.commands.drill.plan import AwaitedEvent, Planned
 from samebits.errors import JournalDamagedError, StoreError

@@ -84,7 +84,7 @@ def _first_hosts(settings: Settings) -> list[tuple[str, str]]:
     """Return each worker's number and host, once there are enough hosts."""
     folder, slots = Path.cwd(), settings.host_slots
     words = words_of(settings.host_discovery_script or "", folder)
-    placement = Placement(settings.max_worker_num, Resting(*settings.host_rest_s))
+    placement = Placement(settings.max_worker_num, Resting(*settings.grace.host))
     said, give_up_at = "", time.monotonic() + settings.topo_timeout_s
     while True:
         answer = ask(words, folder, slots)

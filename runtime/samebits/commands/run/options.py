@@ -18,8 +18,7 @@ from typing import NoReturn
 
 from samebits.errors import WRONG_WORDS
 from samebits.hosts.slurm import SlurmStepOptions, share_of
-from samebits.launcher.accelerators import device_files, usable
-from samebits.launcher.spawning import Way
+from samebits.launcher.spawning import Way, device_files, usable_devices
 from samebits.option_types import seconds, whole
 from samebits.printable import printable
 from samebits.spelling import near_name
@@ -180,7 +179,7 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     found.add_argument(
         *("--host-rest", "--host_rest"),
         metavar="FIRST:MOST",
-        help="seconds for which a failed host gets no workers, doubled after each failure (HOST_REST, default 10:600)",
+        help="seconds for which a failed host gets no workers, doubled after each failure (host in GRACE)",
     )
     where.add_argument(
         *("--rdzv-endpoint", "--rdzv_endpoint"),
@@ -240,7 +239,7 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         type=seconds,
         metavar="S",
         default=pet("SHUTDOWN_TIMEOUT"),
-        help="seconds between the request to stop and SIGKILL (SHUTDOWN_TIMEOUT)",
+        help="seconds between the request to stop and SIGKILL (shutdown in GRACE)",
     )
     ends.add_argument(
         *("--signals-to-handle", "--signals_to_handle"),
@@ -411,14 +410,15 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
     for name, value in (
         ("SPARE_NUM", options.spares),
         ("MAX_RESTARTS", options.max_restarts),
-        ("SHUTDOWN_TIMEOUT", options.shutdown_timeout),
         ("LOG_DIR", options.log_dir),
         ("HOST_DISCOVERY_SCRIPT", options.host_discovery_script),
         ("HOST_LAUNCH", options.launch),
-        ("HOST_REST", options.host_rest),
     ):
         if value is not None:
             given.say(name, str(value))
+    for name, value in (("shutdown", options.shutdown_timeout), ("host", options.host_rest)):
+        if value is not None:
+            given.say("GRACE", ",".join(filter(None, [given.value("GRACE"), f"{name}={value}"])))
     _take_horovods(parser, options, given)
     if given.value("HOST_DISCOVERY_SCRIPT"):
         _take_bounds(parser, options, given, devices)
@@ -484,7 +484,7 @@ def _has_devices(given: _Given, devices: int | None) -> bool:
     """Return whether ranks may train on accelerators, in which case a spare needs its own."""
     named = given.value("DEVICE")
     return named not in ("", "cpu") or (
-        not named and bool(usable(given.merged(), device_files() if devices is None else devices))
+        not named and bool(usable_devices(given.merged(), device_files() if devices is None else devices))
     )
 
 
@@ -654,7 +654,7 @@ def _workers_per_node(
         return total // hosts if hosts > 1 else None
     if asked is not None and asked.isdigit() and int(asked):
         return int(asked)
-    found = usable(given.merged(), device_files() if devices is None else devices)
+    found = usable_devices(given.merged(), device_files() if devices is None else devices)
     match asked:
         case "gpu" if not found:
             return parser.error(

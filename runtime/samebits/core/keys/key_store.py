@@ -73,7 +73,7 @@ class KeyReady:
 
 
 @dataclass(slots=True)
-class _Caller:
+class _CallerAnswers:
     """One session's calls."""
 
     floor: int = 0  # calls below are settled
@@ -101,7 +101,7 @@ class KeyStore:
         self._keys: dict[bytes, StoredValue] = {}
         self._durable: dict[bytes, None] = {}  # in order of writing
         self._bytes = 0
-        self._callers: dict[str, _Caller] = {}
+        self._callers: dict[str, _CallerAnswers] = {}
         self._waits: dict[bytes, dict[tuple[str, int], int]] = {}  # key → call → the version it must exceed
         self._waits_count = 0
         self._trouble = ""
@@ -120,7 +120,7 @@ class KeyStore:
                 if record.version > self._keys.get(record.key, ABSENT).version:
                     self._drop(record.key)
             case CallerKept(session, floor, answers):
-                caller = self._callers.setdefault(session, _Caller())
+                caller = self._callers.setdefault(session, _CallerAnswers())
                 caller.answers.update(
                     {
                         one.number: (
@@ -134,7 +134,7 @@ class KeyStore:
                 return
         if record.session:
             answer = record.answer if isinstance(record, KeyWritten) else b""
-            caller = self._callers.setdefault(record.session, _Caller())
+            caller = self._callers.setdefault(record.session, _CallerAnswers())
             caller.raise_floor(record.floor)
             kept = KeyAnswer(record.session, record.number, self._term, KeyOutcome.DONE, record.version, answer)
             caller.answers[record.number] = (kept, True)
@@ -188,7 +188,7 @@ class KeyStore:
         ready, session = KeyReady(), call.sender.session
         if call.term not in (0, self._term):  # an earlier scheduler's answer to it may be unknown here
             return ready
-        caller = self._callers.setdefault(session, _Caller())
+        caller = self._callers.setdefault(session, _CallerAnswers())
         caller.raise_floor(call.floor)
         if self._trouble:
             if call.number in caller.answers:
@@ -209,7 +209,7 @@ class KeyStore:
         outcome = KeyOutcome.DONE if held.version else KeyOutcome.ABSENT
         return KeyAnswer(call.sender.session, call.number, self._term, outcome, held.version, held.value)
 
-    def _wait(self, caller: _Caller, call: KeyCall, ready: KeyReady) -> None:
+    def _wait(self, caller: _CallerAnswers, call: KeyCall, ready: KeyReady) -> None:
         session, number = call.sender.session, call.number
         if self._keys.get(call.key, ABSENT).version > call.version:
             self._end_wait(session, number)
@@ -238,7 +238,7 @@ class KeyStore:
                 del self._waits[key]
             self._waits_count -= 1
 
-    def _change(self, caller: _Caller, call: KeyCall, ready: KeyReady) -> None:
+    def _change(self, caller: _CallerAnswers, call: KeyCall, ready: KeyReady) -> None:
         held = self._keys.get(call.key, ABSENT)
         has_changed, answered, problem = False, b"", ""
         match call.op:

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from samebits.core.causes.table import CauseClass, LossDetection, Observation
-from samebits.core.ledger import Ledger, Member, Trust
-from samebits.core.membership.departures import ask_to_leave
+from samebits.core.ledger import Ledger, Member, Trust, ask_to_leave
 from samebits.core.messages import Activity
 from samebits.core.point import Point
 from samebits.core.records import RolledBack

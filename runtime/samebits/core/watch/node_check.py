@@ -32,6 +32,7 @@ _LONGEST_S = 1e6
 WRONG, SILENT = "wrong", "silent"
 UNMET = "unmet"
 """The nodes did not learn each other's address in time, so their connection is untested."""
+_PROBLEMS = {WRONG: "their sum is wrong", SILENT: "they get no answer from each other"}
 Pair = tuple[int, int]
 
 
@@ -56,16 +57,14 @@ class NodeReport(msgspec.Struct, frozen=True):
     name: str = ""
     machine: bytes = b""
     figures: NodeTimings = NodeTimings(0.0, 0.0, 0.0)
-    took_s: float = 0.0
-    problem: str = ""
+    sum: Sum = Sum(0.0)
 
 
 class NodeVerdict(NamedTuple):
-    """Why nodes must not train, messages, and failed pairs whose faulty member is unknown."""
+    """Why nodes must not train, and messages."""
 
     bad: dict[int, str]
     said: list[str]
-    either: dict[Pair, str]  # neither may train
 
 
 class NodeCheckPlan(msgspec.Struct, frozen=True):
@@ -147,13 +146,11 @@ def next_pairs(waiting: Sequence[int], sums: Mapping[Pair, Sum]) -> tuple[Pair, 
     if not sums:
         return tuple(_pair(*two) for two in zip(waiting[::2], waiting[1::2], strict=False))
     failed, cleared, _ = _outcomes(sums)
-    met = {slot for pair in sums for slot in pair}
-    suspected = {slot for pair in failed if cleared.isdisjoint(pair) for slot in pair}
-    suspects = [slot for slot in waiting if slot in suspected]
-    alone = [slot for slot in waiting if slot not in met]
-    free = dict.fromkeys([*(slot for slot in waiting if slot in cleared), *alone, *suspects])
+    named = {slot for pair in failed if not cleared.isdisjoint(pair) for slot in pair}
+    unclear = [slot for slot in waiting if slot not in cleared | named]
+    free = dict.fromkeys([*(slot for slot in waiting if slot in cleared), *reversed(unclear)])
     found: list[Pair] = []
-    for slot in [*suspects, *alone]:
+    for slot in unclear:
         if slot in free:
             del free[slot]
             if (other := next((one for one in free if _pair(slot, one) not in sums), None)) is not None:
@@ -174,26 +171,27 @@ def verdict(names: Mapping[int, str], slow_ones: Mapping[int, str], sums: Mappin
         slow_ones: nodes that are slow alone, and at what.
         sums: by pair, the result of its slower or wrong member.
     """
-    found = NodeVerdict({slot: f"it is slow ({text})" for slot, text in slow_ones.items()}, [], {})
+    bad = {slot: f"it is slow ({text})" for slot, text in slow_ones.items()}
+    said: list[str] = []
+    either: dict[int, str] = {}
     failed, cleared, usual_s = _outcomes(sums)
     for pair in failed:
-        what = {WRONG: "their sum is wrong", SILENT: "they get no answer from each other"}.get(
-            sums[pair].problem,
-            f"they need {1000 * sums[pair].took_s:.3g} ms for a sum; the other nodes need {1000 * usual_s:.3g} ms",
-        )
+        took_s, problem = sums[pair]
+        times = f"they need {1000 * took_s:.3g} ms for a sum; the other nodes need {1000 * usual_s:.3g} ms"
+        what = _PROBLEMS.get(problem, times)
         both, left = f"{names[pair[0]]} and {names[pair[1]]}: {what}", [slot for slot in pair if slot not in cleared]
         if not left:
-            found.said.append(f"{both}, but each works well with other nodes. Check the network between the two")
+            said.append(f"{both}, but each works well with other nodes. Check the network between the two")
         elif len(left) == 1:
             other = names[pair[left[0] == pair[0]]]
-            found.bad.setdefault(left[0], f"together with {other} {what}, and {other} works well with other nodes")
-        elif found.bad.keys().isdisjoint(pair):
+            bad.setdefault(left[0], f"together with {other} {what}, and {other} works well with other nodes")
+        elif bad.keys().isdisjoint(pair):
             sentence = f"{both}, and no other pair shows which of the two is at fault"
-            if sums[pair].problem:
-                found.either[pair] = sentence
+            if problem:  # then neither may train
+                either |= dict.fromkeys(pair, sentence)
             else:
-                found.said.append(sentence)
-    return found
+                said.append(sentence)
+    return NodeVerdict(bad | either, said)
 
 
 class Judge:
@@ -223,7 +221,6 @@ class Judge:
             return NodeCheckPlan(pairs)
         names = {slot: one.name[:_MOST_NAME_CHARS] for slot, one in self._alone.items()}
         found = verdict(names, slow(figures, self._again or {}), self._sums)
-        bad = found.bad | {slot: sentence for pair, sentence in found.either.items() for slot in pair}
         left_out = {
             "did not report in time and were not compared": self._slots - self._here,
             "found no partner for a sum in time": self._here.difference(*self._sums),
@@ -232,8 +229,8 @@ class Judge:
         said += [f"the nodes of these slots {text}: {_named(slots)}" for text, slots in left_out.items() if slots]
         return NodeCheckPlan(
             is_last=True,
-            bad={slot: self._machines[slot] for slot in bad},
-            why={slot: shortened(text, MOST_CHARS, IN_LOGS) for slot, text in sorted(bad.items())[:MOST_SAID]},
+            bad={slot: self._machines[slot] for slot in found.bad},
+            why={slot: shortened(text, MOST_CHARS, IN_LOGS) for slot, text in sorted(found.bad.items())[:MOST_SAID]},
             said=tuple(shortened(sentence, MOST_CHARS, IN_LOGS) for sentence in said),
         )
 
@@ -248,10 +245,10 @@ class Judge:
             self._again = self._figures({slot: said[slot] for slot in self._here.intersection(plan.again)})
         self._rounds += bool(plan.pairs)
         for pair in plan.pairs:
-            both = [said[slot] for slot in pair if slot in said]
+            both = [said[slot].sum for slot in pair if slot in said]
             problems = {one.problem for one in both}
             if len(both) == 2 and UNMET not in problems:  # otherwise its nodes are paired again
-                problem = next((one for one in (WRONG, SILENT) if one in problems), "")
+                problem = next((one for one in _PROBLEMS if one in problems), "")
                 self._sums[pair] = Sum(max(_seconds(one.took_s) for one in both), problem)
 
 

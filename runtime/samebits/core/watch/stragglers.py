@@ -22,7 +22,7 @@ NAMED = 16
 
 
 @dataclass(slots=True)
-class _Watched:
+class _NodePace:
     """How long, and for how many steps, a node's speed has contradicted its last reported state."""
 
     text: str = ""  # the last message about the node; "": the node keeps up
@@ -46,7 +46,7 @@ class Stragglers:
         self._ledger = ledger
         self._told: dict[str, tuple[int, StepTiming]] = {}  # node → generation and last window
         self._new: set[str] = set()  # nodes with a window not compared yet
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, _NodePace] = {}
         self._look_at: float | None = None
 
     def take(self, seat: Seat, body: StepTiming, said: ReportEnvelope) -> None:
@@ -103,13 +103,13 @@ class Stragglers:
         return times if len(times) > 1 else None
 
     def _judge(self, node: str, found: Slowness, factor: float) -> None:
-        watched, (_, timing) = self._watched.setdefault(node, _Watched()), self._told[node]
+        watched, (_, timing) = self._watched.setdefault(node, _NodePace()), self._told[node]
         is_slow = bool(watched.text)
         calm = 1.0 + (factor - 1.0) / 2
         differs = not found.exceeds(calm) if is_slow else found.exceeds(factor)
         if not watched.take(differs=differs, timing=timing):
             return
-        steps, self._watched[node] = watched.other_steps, _Watched()
+        steps, self._watched[node] = watched.other_steps, _NodePace()
         if is_slow:
             self._ledger.announce(f"worker {node} keeps up with the others again")
         else:

@@ -29,7 +29,7 @@ from samebits.core.ledger import Policy, Trust
 from samebits.core.messages import KeyAnswer, StopJob
 from samebits.core.ready import JobEnded, Note, Ready, Send, Severity
 from samebits.core.restore import shown_name
-from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, Seen, Stalled, Tick
+from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, SchedulerPaused, Seen, Tick
 from samebits.core.state import JobState
 from samebits.errors import (
     ClaimRemovedError,
@@ -327,7 +327,7 @@ class SchedulerService:
             events = self._take_in(server, core, inbound, now)
             events += self._seen_dead(server, dead)
             if late_s > self._settings.heartbeat_interval_s:
-                events.insert(0, Stalled(late_s))
+                events.insert(0, SchedulerPaused(late_s))
             this_pass = _Pass()
             for part in closes_first(events):
                 for event in part:

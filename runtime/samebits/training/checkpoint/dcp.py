@@ -31,8 +31,6 @@ from samebits.training.sharding.whole import whole
 from samebits.training.state import rng, snapshot
 from samebits.training.state.object_state import ObjectState
 
-__all__ = ["export_dcp", "load_into", "read_dcp"]
-
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 

@@ -22,8 +22,6 @@ from torch.distributed.checkpoint.planner import ReadItem
 from samebits.errors import CheckpointError
 from samebits.named_file import read_named_file
 
-__all__ = ["SafePlanner", "SafeReader"]
-
 _INDEX_FILE = ".metadata"
 _MOST_INDEX_BYTES = 1 << 30
 

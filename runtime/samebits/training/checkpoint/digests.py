@@ -20,8 +20,6 @@ from samebits.training.checkpoint.rollback_copies import RollbackCopy
 from samebits.training.state.base_state import State
 from samebits.training.state.compared import digest_of, parts_of
 
-__all__ = ["FIRST_COMMITS", "StateDigests"]
-
 FIRST_COMMITS = 3
 """State that is not averaged differs after the first step; two more commits catch differences that begin later."""
 DUE = 4

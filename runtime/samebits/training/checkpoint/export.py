@@ -20,8 +20,6 @@ from samebits.training import value_trees
 from samebits.training.sharding.whole import has_pieces
 from samebits.training.state import snapshot
 
-__all__ = ["ORIGIN", "export_for_torch", "nested", "require_readable", "values_of"]
-
 ORIGIN = "samebits"
 """The key in the file that records its origin, beside the state's own names."""
 

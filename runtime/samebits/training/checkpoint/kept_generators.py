@@ -39,8 +39,6 @@ from samebits.store.checkpoint.memory_buffer import open_slot
 from samebits.store.checkpoint.memory_room import PAGE, opened_room, room_path
 from samebits.training.state.generators import Generators, unpack
 
-__all__ = ["KeptGenerators"]
-
 _MAGIC = b"\x93SBPAG\x02\n"
 _HEADER = struct.Struct("<8s64sq")
 _COUNT_AT = 2048  # offset of the collective count, in a cache line of its own

@@ -34,8 +34,6 @@ from samebits.training.state.base_state import State
 from samebits.training.state.checkpoint_config import WARN, StepLog
 from samebits.training.state.torch_state import TorchState
 
-__all__ = ["Replay", "require_steps", "weights_digest"]
-
 
 def require_steps(state: State) -> TorchState:
     """Return the state if its optimizer steps can be logged.

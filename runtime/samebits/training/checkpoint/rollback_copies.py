@@ -21,8 +21,6 @@ from samebits.training import value_trees
 from samebits.training.state.compared import Named, digest_of, is_hashable, parts_of
 from samebits.training.state.handlers import copied_tree
 
-__all__ = ["RollbackCopies", "RollbackCopy"]
-
 MOST = 3
 SHARE_OF_AVAILABLE = 0.25
 """Share of the host's available memory that new copies on all its ranks may take together."""

@@ -38,8 +38,6 @@ from samebits.training.state.checkpoint_config import AUTO
 from samebits.training.state.compared import is_hashable
 from samebits.training.state.snapshot import NamedTensors
 
-__all__ = ["CopySchedule", "ShardCopies", "ShardsAtRest"]
-
 SHARE = 0.01
 """Share of training time that copies may take with ``auto``."""
 MOST_STEPS = 1000

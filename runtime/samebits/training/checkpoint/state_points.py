@@ -45,8 +45,6 @@ from samebits.training.state.handlers import copied_tree
 from samebits.training.state.snapshot import NamedTensors
 from samebits.urls import without_credentials
 
-__all__ = ["StatePoints"]
-
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Pauses between attempts to save the last state while the disk fails."""
 _PREPARED_AT = 2

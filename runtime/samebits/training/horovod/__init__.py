@@ -23,9 +23,10 @@ from samebits.training.horovod.collectives import (
     broadcast,
     broadcast_,
     broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
 )
 from samebits.training.horovod.optimizer import DistributedOptimizer
-from samebits.training.horovod.parameters import broadcast_optimizer_state, broadcast_parameters
 from samebits.training.horovod.world import init, is_initialized, local_rank, local_size, rank, shutdown, size
 
 __all__ = [

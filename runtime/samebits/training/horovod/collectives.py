@@ -9,6 +9,7 @@ the loss would silently have no effect on training.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from samebits.training.group import transfer
 from samebits.training.horovod import world
 from samebits.training.process import context
 from samebits.training.state import snapshot
+from samebits.training.state.handlers import OptimizerHandler
 
 
 class ReduceOp(enum.Enum):
@@ -209,3 +211,36 @@ def unpack(packed: memoryview) -> Any:
         for name, dtype, shape, data in content["parts"]
     ]
     return snapshot.join(content["tree"], {one.name: one for one in parts})
+
+
+def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0) -> None:
+    """Set the tensors of ``model.state_dict()`` or ``model.named_parameters()`` to the root's values on every rank.
+
+    Before ``elastic.run`` this has no effect: ``elastic.run`` makes its state equal on all ranks.
+    """
+    items = params.items() if isinstance(params, Mapping) else list(params)
+    wrong = [name for name, one in items if one is not None and not isinstance(one, torch.Tensor)]
+    if wrong:
+        raise UsageError(
+            f"hvd.broadcast_parameters: {', '.join(wrong)} is not a tensor. Fix: use hvd.broadcast_object for it"
+        )
+    if not world.has_group():
+        return
+    for _, tensor in sorted(items, key=lambda item: item[0]):
+        if tensor is not None:
+            broadcast_(tensor, root_rank)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+    """Set the optimizer's state to the root's on every rank, without taking a step.
+
+    Before ``elastic.run`` this has no effect.
+    """
+    if not world.has_group():
+        return
+    handler, root = OptimizerHandler(optimizer), world.root(root_rank)
+    is_root = world.rank() == root
+    packed = pack(handler.contents(), "hvd.broadcast_optimizer_state") if is_root else None
+    received = transfer.broadcast(packed, root, context.current("hvd.broadcast_optimizer_state").device)
+    if not is_root:
+        handler.load(unpack(received))

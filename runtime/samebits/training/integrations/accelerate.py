@@ -20,8 +20,14 @@ from torch.utils.data import DataLoader
 from samebits.errors import UsageError
 from samebits.service import log
 from samebits.training.group.calling_place import calling_place
-from samebits.training.integrations.following_state import FollowingState, numbered
-from samebits.training.integrations.training_loader import batches_left, batches_of, elastic_parts, is_for_training
+from samebits.training.integrations.training_loader import (
+    FollowingState,
+    batches_left,
+    batches_of,
+    elastic_parts,
+    is_for_training,
+    numbered,
+)
 from samebits.training.process import context
 from samebits.training.state.torch_state import TorchState
 

@@ -15,8 +15,6 @@ from samebits.training.process.context import current
 from samebits.training.state.checkpoint_config import CheckpointConfig
 from samebits.training.state.data.sampler import ElasticSampler
 
-__all__ = ["train_epochs"]
-
 
 def train_epochs(
     network: torch.nn.Module,

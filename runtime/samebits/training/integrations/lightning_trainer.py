@@ -27,9 +27,15 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from samebits.errors import UsageError
 from samebits.training import elastic
-from samebits.training.integrations.following_state import FollowingState, numbered
-from samebits.training.integrations.lightning_seat import seat, take_place
-from samebits.training.integrations.training_loader import batches_left, batches_of, elastic_parts, is_for_training
+from samebits.training.integrations.lightning import seat, take_place
+from samebits.training.integrations.training_loader import (
+    FollowingState,
+    batches_left,
+    batches_of,
+    elastic_parts,
+    is_for_training,
+    numbered,
+)
 from samebits.training.process import context
 from samebits.training.state.checkpoint_config import CheckpointConfig
 from samebits.training.state.torch_state import TorchState

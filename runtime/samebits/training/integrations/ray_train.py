@@ -37,8 +37,6 @@ from samebits.training.process import context
 from samebits.training.state import rng
 from samebits.training.state.checkpoint_config import CheckpointConfig
 
-__all__ = ["Session", "current", "prepare_data_loader", "prepare_model", "report", "run"]
-
 _SCRIPT = "__ray_train_script__"
 """The module name of the script in a worker, so that ``if __name__ == "__main__":`` is false."""
 

@@ -54,8 +54,6 @@ from samebits.store.child_processes import kill_left_behind
 from samebits.tracebacks import failure_in
 from samebits.training.torch_private import WorkerFailures
 
-__all__ = ["SamebitsRendezvous", "SchedulerKeeper", "create"]
-
 BACKEND = "samebits"
 NO_ID = "none"
 """The run id that torchrun sets without --rdzv-id."""

@@ -1,4 +1,4 @@
-"""A training loader whose position belongs to the state, for any framework that iterates over it.
+"""What the adapters share: a training loader whose position belongs to the state, and a state that follows the place.
 
 The loader itself records every batch with the sampler, before the step that uses it, and begins the next epoch after
 the last batch. The training loop needs no code for the data position.
@@ -6,15 +6,15 @@ the last batch. The training loop needs no code for the data position.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
+from samebits.training.state.base_state import CommitSink
 from samebits.training.state.data.sampler import ElasticSampler
-
-__all__ = ["batches_left", "batches_of", "elastic_parts", "is_for_training", "loader_arguments"]
+from samebits.training.state.torch_state import TorchState
 
 _PASSED_ON = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
@@ -64,3 +64,30 @@ def batches_of(loader: Any, sampler: ElasticSampler) -> Iterator[Any]:
         sampler.record_batch(number, loader.batch_sampler.batch_size)
         yield batch
     sampler.set_epoch(epoch + 1)
+
+
+class FollowingState(TorchState):
+    """A :class:`TorchState` that notifies its framework when this process's rank or world size changes.
+
+    By default, its ``rng`` is ``"per_step"``, seeded like the script. It relies on ``bind`` being called whenever a
+    generation begins, before the training function is called.
+
+    Args:
+        follow: called whenever this process's place may have changed.
+        attributes: as for :class:`TorchState`.
+    """
+
+    def __init__(self, follow: Callable[[], None], **attributes: Any) -> None:
+        super().__init__(**{"rng": "per_step", "seed": torch.initial_seed(), **attributes})
+        self._follow = follow
+
+    def bind(self, session: CommitSink | None, rank: int) -> None:
+        """Bind as :meth:`TorchState.bind` does, and notify the framework."""
+        super().bind(session, rank)
+        if session is not None:
+            self._follow()
+
+
+def numbered(name: str, values: list[Any]) -> dict[str, Any]:
+    """Return the values by name. The first one gets the plain name, the others get a number."""
+    return {name if not number else f"{name}_{number}": value for number, value in enumerate(values)}

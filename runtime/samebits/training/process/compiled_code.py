@@ -75,8 +75,6 @@ def _files(root: Path) -> Iterator[tuple[float, int, Path]]:
                 yield max(found.st_mtime, found.st_atime), found.st_size, path
 
 
-__all__ = ["keep_compiled_code"]
-
 _CACHE = "cache"
 
 

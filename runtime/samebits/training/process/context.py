@@ -323,7 +323,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     stacks.report_crashes()
     stacks.open_channel()
     figures = None
-    if settings.preflight:
+    if settings.health.preflight:
         figures = preflight.require(settings, reserved or preferred)
     if host_sensor.may_refuse(settings):
         host_sensor.require(settings, _view(settings, reserved or preferred).watched())

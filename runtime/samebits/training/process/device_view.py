@@ -20,8 +20,6 @@ from samebits.service import log
 from samebits.service.health.device_look import DeviceMemory, WatchedDevice
 from samebits.store import durable
 
-__all__ = ["DeviceView", "HeldMemory", "wait_for_memory"]
-
 FREED_WITHIN_S = 30.0
 _LOOK_S = 0.1
 _NOTED_AGAIN_AT = 1.05

@@ -21,8 +21,6 @@ from samebits.printable import IN_LOGS, printable, shortened
 from samebits.start_folder import start_folder
 from samebits.tracebacks import failure_in
 
-__all__ = ["ExitStatus"]
-
 _RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 
 

@@ -22,8 +22,6 @@ from collections.abc import Callable
 
 from samebits.store.child_processes import die_with
 
-__all__ = ["Forking"]
-
 
 class Forking:
     """Handles forks of this process after ``install()``.

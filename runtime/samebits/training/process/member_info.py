@@ -7,8 +7,6 @@ from samebits.service.agent import Agent
 from samebits.service.copies.buddy import CopyListener
 from samebits.service.process_state import Whereabouts
 
-__all__ = ["MemberInfo", "own_info"]
-
 
 class MemberInfo(Value, frozen=True, tag=1):
     """What one process sends to the other members.

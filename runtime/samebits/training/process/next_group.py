@@ -26,8 +26,6 @@ from samebits.service.scheduler_address import address_towards
 from samebits.training.group import device as devices
 from samebits.training.group.group import Group
 
-__all__ = ["NextGroup", "NextGroups", "join_plain_group", "likely_place"]
-
 
 def likely_place(settings: Settings) -> RankPosition | None:
     """Return this process's place in the next generation if its node ID determines it, otherwise None."""

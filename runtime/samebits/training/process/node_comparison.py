@@ -21,21 +21,10 @@ import torch.distributed as dist
 
 from samebits.config import Settings
 from samebits.core.agent.agent_events import KeyAsk
-from samebits.core.messages import MAX_VALUE_BYTES, Admitted, KeyAnswer, KeyOp, KeyOutcome
+from samebits.core.messages import Admitted, KeyAnswer, KeyOp, KeyOutcome
 from samebits.core.replacement_names import number_of, root_of
-from samebits.core.watch.node_check import (
-    MOST_CHARS,
-    MOST_PLANS,
-    SILENT,
-    UNMET,
-    WRONG,
-    Judge,
-    NodeCheckPlan,
-    NodeReport,
-    NodeTimings,
-    Pair,
-    Sum,
-)
+from samebits.core.watch import node_check as check
+from samebits.core.watch.node_check import NodeCheckPlan, NodeReport, NodeTimings, Pair, Sum
 from samebits.errors import CommunicationError, KeyValueError, KeyValueTimeoutError, PreflightError
 from samebits.printable import IN_LOGS, shortened
 from samebits.service import log
@@ -45,9 +34,6 @@ from samebits.store.process_identity import machine_id
 from samebits.training.group import transfer
 from samebits.training.group.group import Group
 from samebits.training.process import preflight
-
-__all__ = ["compare"]
-
 
 READERS = 3
 """Number of nodes that read all figures. One would suffice, but any of them may be lost."""
@@ -60,9 +46,8 @@ NUMBERS = 1 << 20
 """Count of numbers that a pair adds up, in float32; they are integers, so their sum is exact."""
 SUMS = 8
 MOST_NODES = 4096
-_ANY = -1
-"""Used in place of a term: any scheduler may answer."""
-_FIX = "Fix: start this node on another host, or without PREFLIGHT=1"
+_DIED = NodeCheckPlan(is_last=True, said=("the nodes were not compared: their scheduler died meanwhile",))
+_FIX = "Fix: start this node on another host, or without preflight in HEALTH"
 _Value = TypeVar("_Value")
 
 
@@ -78,23 +63,21 @@ def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.
     if admitted.world_size > MOST_NODES:
         log.say(f"pre-flight: with more than {MOST_NODES} nodes, each checks only itself")
         return
-    check = _Check(settings, agent, slot, admitted.world_size, device)
+    part = _Check(settings, agent, slot, admitted.world_size, device)
     try:
-        last = check.verdict()
+        last = part.verdict()
         if last is None and admitted.generation == 0 and admitted.slot is not None:
             if admitted.incarnation > 1:
-                log.say(
-                    "pre-flight: this node was not compared with the others: it was restarted before the comparison"
-                )
+                log.say("pre-flight: not compared with the other nodes, because this node was restarted meanwhile")
                 return
             agent.wait_for_round()
-            last = check.run(figures)
-    except (KeyValueTimeoutError, KeyValueError) as error:
+            last = part.run(figures)
+    except KeyValueError as error:
         log.warn(f"the nodes were not compared before the start: {error}")
         return
     if last is not None and last.bad.get(slot) == machine_id():
         why = last.why.get(slot, f"it is slow or wrong, one of {len(last.bad)} such nodes")
-        why = f"{shortened(why, MOST_CHARS, IN_LOGS)}. {_FIX}"
+        why = f"{shortened(why, check.MOST_CHARS, IN_LOGS)}. {_FIX}"
         agent.leave(on_purpose=False, text=f"the pre-flight rejected it: {why}", status=PreflightError.exit_code)
         raise PreflightError(f"the pre-flight compared {agent.node} with the other nodes: {why}")
 
@@ -116,7 +99,7 @@ class _Check:
         self._settings, self._agent, self._slot = settings, agent, slot
         self._world_size, self._device = world_size, device
         self._written: set[str] = set()
-        self._term = _ANY  # the term of the scheduler that stores the keys
+        self._term: int | None = None  # of the scheduler that stores the keys; None: any scheduler may answer
 
     def verdict(self) -> NodeCheckPlan | None:
         """Return the verdict of an earlier process or of the other nodes, or None."""
@@ -127,52 +110,46 @@ class _Check:
         """Take part until there is a verdict, return it, and delete this node's other keys."""
         self._term = self._call("last", KeyOp.GET).term
         try:
-            return self._run(figures)
-        except _DecidedError as decided:
-            return decided.plan
-        except _SchedulerLostError:
-            self._term = _ANY
-            return self._end(
-                NodeCheckPlan(is_last=True, said=("the nodes were not compared: their scheduler died meanwhile",))
-            )
+            try:
+                last = self._last_plan(figures)
+            except _OverError as over:
+                last = over.plan
+            self._term = None
+            if self.put("last", last, KeyOp.COMPARE_AND_SET) is KeyOutcome.DONE and last.said:
+                self._agent.report_anomaly(0, f"pre-flight: {'; '.join(last.said)}")
+            return self.verdict() or last
         finally:
-            self._term = _ANY
-            with contextlib.suppress(KeyValueTimeoutError, KeyValueError):
+            self._term = None
+            with contextlib.suppress(KeyValueError):
                 for name in sorted(self._written):
                     self._call(name, KeyOp.DELETE)
 
-    def _run(self, figures: NodeTimings) -> NodeCheckPlan:
+    def _last_plan(self, figures: NodeTimings) -> NodeCheckPlan:
         self.put(f"alone/{self._slot}", NodeReport(f"worker {self._agent.node}", machine_id(), figures))
         judge = None
         if self._slot < READERS:
             slots = range(self._world_size)
-            judge = Judge(self._reports("alone", slots), slots, shares_all=self._device.type == "cpu")
-        for number in range(MOST_PLANS):
+            judge = check.Judge(self._reports("alone", slots), slots, shares_all=self._device.type == "cpu")
+        for number in range(check.MOST_PLANS):
             if judge is not None:
                 self.put(f"plan{number}", judge.plan(), KeyOp.COMPARE_AND_SET)
             plan = self._plan(f"plan{number}", self._wait(f"plan{number}", time.monotonic() + 3 * WAIT_S))
             if plan.is_last:
-                return self._end(plan)
+                return plan
             pair = next((one for one in plan.pairs if self._slot in one), None)
             found = Sum(0.0) if pair is None else self._sum(pair, number)
             measured = self._measured() if self._slot in plan.again else NodeTimings(0, 0, 0)
             if self._slot in plan.asked:
-                self.put(f"round{number}/{self._slot}", NodeReport("", b"", measured, *found))
+                self.put(f"round{number}/{self._slot}", NodeReport(figures=measured, sum=found))
             if judge is not None:
                 judge.take(plan, self._reports(f"round{number}", plan.asked))
-        raise KeyValueError(f"{MOST_PLANS} rounds led to no verdict")
-
-    def _end(self, plan: NodeCheckPlan) -> NodeCheckPlan:
-        """Write this plan as the verdict unless there is one already, and return the verdict."""
-        if self.put("last", plan, KeyOp.COMPARE_AND_SET) is KeyOutcome.DONE and plan.said:
-            self._agent.report_anomaly(0, f"pre-flight: {'; '.join(plan.said)}")
-        return self.verdict() or plan
+        raise KeyValueError(f"{check.MOST_PLANS} rounds led to no verdict")
 
     def _reports(self, part: str, slots: Iterable[int]) -> dict[int, NodeReport]:
         """Return these nodes' reports, except those that are late or invalid."""
         found, until_s = {}, time.monotonic() + WAIT_S
         for slot in slots:
-            with contextlib.suppress(KeyValueTimeoutError, KeyValueError):
+            with contextlib.suppress(KeyValueError):
                 found[slot] = self.take(f"{part}/{slot}", NodeReport, until_s)
         return found
 
@@ -180,25 +157,23 @@ class _Check:
         return preflight.figures(preflight.looks([self._device], self._settings.checkpoint_path))
 
     def _sum(self, pair: Pair, number: int) -> Sum:
-        meeting = _Meeting(self, f"meet{number}", pair, self._slot)
+        rank, meeting = pair.index(self._slot), _Meeting(self, f"meet{number}", pair, self._slot)
+        address = address_towards(self._settings.sched_host, self._settings.sched_port)
         group = Group(
-            self._device,
-            pair.index(self._slot),
-            2,
-            meeting,
+            *(self._device, rank, 2, meeting),
             name="the pre-flight",
-            address=address_towards(self._settings.sched_host, self._settings.sched_port),
+            address=address,
             timeout_s=PAIR_S,
             connect_timeout_s=PAIR_S,
             backend=self._settings.collective_backend,
         )
         try:
             group.form()
-            return added_up(self._device, pair.index(self._slot))
+            return added_up(self._device, rank)
         except (CommunicationError, KeyValueTimeoutError, RuntimeError) as error:
             why = (str(error).splitlines() or [""])[0]
             log.warn(f"pre-flight: slots {pair[0]} and {pair[1]} could not compute a sum: {why}")
-            return Sum(0.0, SILENT if meeting.is_over else UNMET)
+            return Sum(0.0, check.SILENT if meeting.is_over else check.UNMET)
         finally:
             group.drop()
 
@@ -208,7 +183,7 @@ class _Check:
         """Write a value; with COMPARE_AND_SET, only if no other node has written one."""
         if name != "last":
             self._written.add(name)
-        return self._call(name, op, _packed(value), is_durable=name == "last").outcome
+        return self._call(name, op, msgspec.msgpack.encode(value), is_durable=name == "last").outcome
 
     def take(self, name: str, kind: type[_Value], until_s: float) -> _Value:
         """Wait for and return another node's value."""
@@ -227,7 +202,7 @@ class _Check:
                 return self._call(name, KeyOp.WAIT, timeout_s=min(left_s, look_s))
             look_s = min(2 * look_s, MOST_LOOK_S)
             if (last := self.verdict()) is not None:
-                raise _DecidedError(last)
+                raise _OverError(last)
         answer = self._call(name, KeyOp.GET)
         if answer.outcome is not KeyOutcome.DONE:
             raise KeyValueTimeoutError(f"no other node has written {name} in time")
@@ -238,40 +213,36 @@ class _Check:
     ) -> KeyAnswer:
         ask = KeyAsk(op, f"samebits/preflight/{name}".encode(), value, is_durable=is_durable)
         answer = self._agent.call_keys(ask, timeout_s, is_wait=op is KeyOp.WAIT)
-        if self._term not in (_ANY, answer.term):  # keys are lost with a term, so a missing report proves nothing
-            raise _SchedulerLostError
+        if self._term not in (None, answer.term):  # keys are lost with a term, so a missing report proves nothing
+            raise _OverError(_DIED)
         if answer.outcome is KeyOutcome.REFUSED:
             raise KeyValueError(f"the scheduler refused a key: {answer.text}")
         return answer
 
 
-class _DecidedError(Exception):
-    """The verdict was written while this node waited for a key."""
+class _OverError(Exception):
+    """While this node waited for a key, the verdict was written, or the scheduler died with the keys."""
 
     def __init__(self, plan: NodeCheckPlan) -> None:
         super().__init__()
         self.plan = plan
 
 
-class _SchedulerLostError(Exception):
-    """A different scheduler than at the beginning has answered."""
-
-
 class _Meeting:
     """The exchange of addresses between the two nodes of a pair. Implements :class:`.Exchange`."""
 
-    def __init__(self, check: _Check, name: str, pair: Pair, slot: int) -> None:
+    def __init__(self, part: _Check, name: str, pair: Pair, slot: int) -> None:
         self.is_over = False
-        self._check, self._name, self._pair, self._slot = check, name, pair, slot
+        self._part, self._name, self._pair, self._slot = part, name, pair, slot
 
     def publish(self, blob: bytes) -> None:
         """Publish this node's address."""
-        self._check.put(f"{self._name}/{self._slot}", blob)
+        self._part.put(f"{self._name}/{self._slot}", blob)
 
     def wait(self) -> Sequence[bytes]:
         """Return both addresses."""
         until_s = time.monotonic() + PAIR_S
-        blobs = [self._check.take(f"{self._name}/{slot}", bytes, until_s) for slot in self._pair]
+        blobs = [self._part.take(f"{self._name}/{slot}", bytes, until_s) for slot in self._pair]
         self.is_over = True
         return blobs
 
@@ -288,15 +259,8 @@ def added_up(device: torch.device, rank: int) -> Sum:
         on_host = transfer.on_host(value)  # raises if the pair was broken, which does not make the sum wrong
         fastest_s = min(fastest_s, time.monotonic() - began_s)
         if not torch.equal(on_host.to(torch.int64), expected):
-            return Sum(fastest_s, WRONG)
+            return Sum(fastest_s, check.WRONG)
     return Sum(fastest_s)
-
-
-def _packed(value: NodeCheckPlan | NodeReport | bytes) -> bytes:
-    packed = msgspec.msgpack.encode(value)
-    if len(packed) > MAX_VALUE_BYTES:
-        raise KeyValueError(f"the report on the nodes has {len(packed)} bytes, at most {MAX_VALUE_BYTES}")
-    return packed
 
 
 def _decoded(name: str, answer: KeyAnswer, kind: type[_Value]) -> _Value:

@@ -17,8 +17,6 @@ import torch
 from samebits import config
 from samebits.service import log
 
-__all__ = ["describe", "settle_threads"]
-
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 

@@ -43,7 +43,7 @@ def write_and_read(folder: Path) -> float:
         with durable.disk_errors(path, "writing a test file"):
             began_s = time.monotonic()
             for _ in range(SIZE // _PART):
-                _write(descriptor, part)
+                durable.write_all(descriptor, part)
             os.fsync(descriptor)
             took_s = time.monotonic() - began_s
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -57,12 +57,6 @@ def write_and_read(folder: Path) -> float:
     return SIZE / 1e6 / max(took_s, 1e-9)
 
 
-def _write(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
 def _read(descriptor: int) -> bytes:
     parts, left = [], _PART
     while left and (part := os.read(descriptor, left)):
@@ -74,8 +68,6 @@ def _read(descriptor: int) -> bytes:
 def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
-
-__all__ = ["CheckResult", "figures", "looks", "of_host", "require"]
 
 MATRIX = 768
 PRODUCTS = 4
@@ -178,7 +170,7 @@ def require(settings: Settings, device: torch.device) -> NodeTimings:
         node = settings.node_id or "this worker"
         raise PreflightError(
             f"the pre-flight check of {node} failed: {'; '.join(wrong)}. Fix: start it on another host, or "
-            "without PREFLIGHT=1"
+            "without preflight in HEALTH"
         )
     told = "; ".join(f"{one.what}: {one.found}" for one in found)
     log.say(f"pre-flight, {time.monotonic() - began_s:.1f} s: {told}")

@@ -19,8 +19,6 @@ from torch.distributed import distributed_c10d
 from samebits.service import log
 from samebits.training.group.calling_place import caller_is_torch, calling_place, is_library
 
-__all__ = ["TorchrunCalls"]
-
 
 class TorchrunCalls:
     """The replacements in ``torch.distributed``, and in modules of the script that imported the functions by name.

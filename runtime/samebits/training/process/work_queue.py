@@ -18,8 +18,6 @@ from samebits.core.messages import MAX_KEY_BYTES, MAX_VALUE_BYTES, GenerationSta
 from samebits.errors import GenerationEndedError, KeyValueError, ProtocolError, UsageError
 from samebits.training.process import context, key_value
 
-__all__ = ["WorkQueue"]
-
 MOST_ITEMS_BYTES = MAX_VALUE_BYTES - 16
 MOST_NAME_BYTES = MAX_KEY_BYTES - 64
 KEPT_PUTS = 4

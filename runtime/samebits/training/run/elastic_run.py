@@ -45,19 +45,16 @@ from samebits.training.process.context import Worker
 from samebits.training.process.member_info import MemberInfo
 from samebits.training.process.next_group import NextGroups
 from samebits.training.process.sigterm import SigtermStage
-from samebits.training.run import huge_pages, watchdog
+from samebits.training.run import process_tuning, watchdog
 from samebits.training.run.gradient_audits import Audits
-from samebits.training.run.interpreter_tuning import InterpreterTuning
 from samebits.training.run.main_thread_probe import MainThreadProbe
+from samebits.training.run.process_tuning import InterpreterTuning, warm_up
 from samebits.training.run.retaken_steps import Ranks, RetakenSteps
 from samebits.training.run.step_times import StepTimes
-from samebits.training.run.warm_up import warm_up
 from samebits.training.state.base_state import State
 from samebits.training.state.checkpoint_config import StepLog
 from samebits.training.state.script.loop_habits import last_batch
 from samebits.training.state.virtual_workers import require_collective_allowed, took_batch
-
-__all__ = ["ElasticRun"]
 
 UNCOMMITTED_AT = 100
 _LOOK_S = 0.1
@@ -224,7 +221,7 @@ class ElasticRun:
             if self._retaken.is_over:
                 self._retaken = None
         if self._commits == _SETTLED_AT:
-            huge_pages.gather_aside()
+            process_tuning.gather_aside()
         state.remember(Point(step, generation.generation))
         points.keep_generators(Point(step, generation.generation))
         if layouts is None:

@@ -21,8 +21,6 @@ from samebits.training.state.base_state import State
 from samebits.training.state.data.audited_batch import AuditedBatch, Computed, names_of
 from samebits.training.state.local_sgd import LocalSGD
 
-__all__ = ["Audits"]
-
 _MOST_BYTES = 2**30
 """Size limit in bytes; larger batches are not sent."""
 _NOTHING = -1

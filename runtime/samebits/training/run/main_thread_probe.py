@@ -25,8 +25,6 @@ from samebits.tracebacks import is_of_the_script
 from samebits.training.group.calling_place import PACKAGE_FOLDER, TORCH_FOLDER
 from samebits.training.main_thread_time import main_thread
 
-__all__ = ["MainThreadProbe", "expect_pause", "main_thread_cpu_ticks", "place_of"]
-
 STILL_S = 2.0
 """Seconds without progress after which a rank reports its position, unless a step has taken as long before."""
 FIRST_STEPS = 2

@@ -19,8 +19,6 @@ from samebits.core.point import Point
 from samebits.service import log
 from samebits.store import durable, private
 
-__all__ = ["SAVED_AT", "PassDigests", "Restart"]
-
 SAVED_AT = (6, 16)
 """The commits that a check saves, besides the first after a later epoch; new processes start from the last one."""
 _RECORDED = 4

@@ -28,8 +28,6 @@ from samebits.training.state.object_state import ObjectState
 from samebits.training.state.script.hidden_state import HIDDEN_MESSAGES, HiddenChange, epochs_of, sentence_of
 from samebits.training.state.torch_state import TorchState
 
-__all__ = ["Extent", "RetakenSteps", "TakeStepAgain"]
-
 _FIRST = 5
 """The first commit whose step is retaken; by then the search at commits 2 to 4 has named all that it can find."""
 _LAST_OF_A_JOB = 8

@@ -13,8 +13,6 @@ from samebits.core.reports import MAX_STEP_US, StepTime, StepTiming
 from samebits.core.watch.pace import STEPS, mean_of
 from samebits.training.main_thread_time import MainThreadTime, main_thread
 
-__all__ = ["StepTimes"]
-
 FIRST_STEPS = 2
 """Number of first steps of a generation that are left out, because they build, compile and warm up."""
 

@@ -17,8 +17,6 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-__all__ = ["PlainAttributes", "is_plain"]
-
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _OTHER: Any = object()
 """Stands for a value that is not plain, and for an attribute that does not exist."""

@@ -29,8 +29,6 @@ from samebits.training.state.handlers import StateHandler, is_stateful
 from samebits.training.state.reporting import Reporter
 from samebits.training.state.script.hidden_state import HiddenMessages, HiddenStateLook
 
-__all__ = ["CommitSink", "State", "source_of_sync"]
-
 
 class CommitSink(Protocol):
     """Interface through which a state reports its commits to the running ``elastic.run``.

@@ -15,8 +15,6 @@ from samebits.errors import UsageError
 from samebits.store.checkpoint import is_prefix
 from samebits.urls import without_credentials
 
-__all__ = ["AUTO", "CheckpointConfig", "StepLog"]
-
 AUTO: Literal["auto"] = "auto"
 DEFAULT_STEPS = 100
 MIN_KEPT = 2

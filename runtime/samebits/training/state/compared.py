@@ -17,8 +17,6 @@ from samebits.errors import CheckpointError
 from samebits.printable import printable
 from samebits.training.state import snapshot
 
-__all__ = ["Named", "digest_of", "is_hashable", "parts_of", "shown"]
-
 
 class Named(NamedTuple):
     """A named part of a state: text, a tensor, or a nested structure with tensors."""

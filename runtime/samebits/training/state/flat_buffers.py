@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["FlatBuffers"]
-
 _Kind = tuple[torch.dtype, torch.device]
 
 

@@ -25,8 +25,6 @@ import torch
 
 from samebits.errors import CheckpointError
 
-__all__ = ["Generators", "unpack"]
-
 _WORDS = 624
 _MT_BYTES = 4 * (_WORDS + 1)
 _PYTHON = struct.Struct("=i624I")

@@ -37,9 +37,6 @@ from samebits.training.state.handlers import StateHandler, copied_tree, same
 from samebits.training.state.module_state import MODE, are_alike
 from samebits.training.state.script.after_commit import Instruction, Lines, RestOfTurn, line_after, to_loop
 
-__all__ = ["LastCommit"]
-
-
 _MANY_ALIASES = 8
 _LOOKED_AT = 128
 """Number of commits whose weights are hashed after a known line first writes to weights."""

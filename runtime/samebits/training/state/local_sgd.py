@@ -28,8 +28,6 @@ from samebits.training.state.flat_buffers import FlatBuffers
 from samebits.training.state.handlers import ModuleHandler, OptimizerHandler
 from samebits.training.state.torch_state import TorchState
 
-__all__ = ["LocalSGD"]
-
 
 class LocalSGD(State):
     """A state that averages the ranks' weights only every few steps (local SGD, DiLoCo).

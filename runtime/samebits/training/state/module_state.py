@@ -20,8 +20,6 @@ from samebits.training import torch_private, value_trees
 from samebits.training.sharding.pieces import is_distributed
 from samebits.training.state.attributes import PlainAttributes
 
-__all__ = ["MODE", "ModuleState", "are_alike"]
-
 MODE = "train() or eval()"
 """Description of a difference in a module's mode."""
 

@@ -32,8 +32,6 @@ from samebits.training.state.last_commit import LastCommit
 from samebits.training.state.rng import RngMode
 from samebits.training.state.script.hidden_state import HIDDEN_MESSAGES
 
-__all__ = ["ObjectState"]
-
 
 class ObjectState(State):
     """A state without a model: the given values and the random number generators.

@@ -16,8 +16,6 @@ import torch
 
 from samebits.training import torch_private
 
-__all__ = ["Marks", "OpenSteps", "same_marks"]
-
 Marks = Mapping[int, tuple[weakref.ref[torch.Tensor], int]]
 """Gradient and change count by parameter id; parameters without a gradient are left out."""
 

@@ -20,8 +20,6 @@ from samebits.training.sharding import filling, pieces, regrouping
 from samebits.training.sharding.pipeline import Pipeline
 from samebits.training.state.handlers import ModuleHandler, OptimizerHandler, StateHandler
 
-__all__ = ["ShardedValues"]
-
 _PATH = "state"
 
 

@@ -43,8 +43,6 @@ from samebits.training.state.script.loop_habits import LoopHabits
 from samebits.training.state.sharded_values import ShardedValues
 from samebits.training.state.virtual_workers import VirtualWorkers
 
-__all__ = ["TorchState"]
-
 _UNCOUNTED = 2
 """Number of commits with changed weights and without an optimizer step after which the state is refused."""
 

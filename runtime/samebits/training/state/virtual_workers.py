@@ -42,8 +42,6 @@ from samebits.training.state.handlers import (
     same,
 )
 
-__all__ = ["VirtualWorkers", "require_collective_allowed", "took_batch"]
-
 _Slot = tuple[dict[str, Any], str]
 """A buffer: the dictionary that holds it, and its name there."""
 

@@ -24,13 +24,11 @@ from samebits.training.state import generators, rng, snapshot
 from samebits.training.state.data import batch_bytes
 from samebits.training.state.generators import Generators
 
-__all__ = ["AuditedBatch", "Computed", "compute_again", "names_of"]
-
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(slots=True)
-class _Batch:
+class _KeptBatch:
     inputs: tuple[Any, ...]  # positional and keyword arguments
     buffers: dict[str, torch.Tensor]
     generators: bytes
@@ -116,7 +114,7 @@ class AuditedBatch:
         self._wrapper = wrapper
         self.module: nn.Module = wrapper.module
         self._wants = wants
-        self._batch: _Batch | None = None
+        self._batch: _KeptBatch | None = None
         self._is_again = False
         self._outputs_again = 0  # digest of the outputs that were recomputed
         self._on_parameters: list[Any] = []
@@ -173,7 +171,7 @@ class AuditedBatch:
             return
         is_second = self._batch is not None and not self._batch.digests
         self._drop()
-        self._batch = batch = _Batch((), {}, b"", _modes(module), _autocast_now(_kind_of(module)))
+        self._batch = batch = _KeptBatch((), {}, b"", _modes(module), _autocast_now(_kind_of(module)))
         if is_second:
             batch.problem = "its module is called several times before a backward pass"
             return
@@ -294,7 +292,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def _given_out(outputs: Any, batch: _Batch) -> Any:
+def _given_out(outputs: Any, batch: _KeptBatch) -> Any:
     """Copy each output tensor that has a gradient, and record the gradients of the copies with hooks."""
     place = -1
 

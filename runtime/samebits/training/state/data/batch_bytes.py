@@ -17,8 +17,6 @@ from torch import nn
 from samebits.store.checkpoint import TensorPart
 from samebits.training.state import snapshot
 
-__all__ = ["copied", "copy_of", "pack", "unpack"]
-
 _LENGTH = struct.Struct("<Q")
 _TUPLE = 1  # msgpack's extension type
 _ROOT = "batch"

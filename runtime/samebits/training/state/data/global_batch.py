@@ -24,8 +24,6 @@ from samebits.training.sharding.pieces import is_distributed
 from samebits.training.state import rng
 from samebits.training.state.data.sampler import ElasticSampler
 
-__all__ = ["GlobalBatch"]
-
 TreeNode = tuple[int, int]
 """A subtree: the micro-batches from the first number up to, but not including, the second."""
 

@@ -19,8 +19,6 @@ from samebits.service import log
 from samebits.training.group.calling_place import calling_place
 from samebits.training.process import context
 
-__all__ = ["ElasticSampler", "Split", "filled_up"]
-
 
 def filled_up(rest: list[int], order: list[int], parts: int) -> list[int]:
     """Pad ``rest`` with samples from the beginning of ``order`` to a multiple of ``parts``.

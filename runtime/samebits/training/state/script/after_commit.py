@@ -21,16 +21,6 @@ import torch
 
 from samebits.training.group.calling_place import is_library
 
-__all__ = [
-    "Instruction",
-    "RestOfTurn",
-    "change_after_commit",
-    "line_after",
-    "loop_around",
-    "runs_more_after_loops",
-    "to_loop",
-]
-
 _NOTHING = ("CACHE", "EXTENDED_ARG", "NOP", "POP_TOP", "PRECALL")
 _CHANGES = ("append", "step", "update", "update_parameters", "record_batch", "record_indices")
 

@@ -26,25 +26,6 @@ from torch import nn
 
 from samebits.training.group.calling_place import is_library
 
-__all__ = [
-    "MISSING",
-    "OPAQUE_ITERATORS",
-    "attribute",
-    "attributes_of",
-    "can_be_referred_to",
-    "defaults_of",
-    "fingerprint",
-    "getter_of",
-    "has_type",
-    "is_library_type",
-    "is_method",
-    "is_users_object",
-    "items_of",
-    "modules_of",
-    "plain_function",
-    "scope_of",
-]
-
 MISSING: Any = object()
 _UNKNOWN = ("?",)
 _MOST_DEPTH = 4

@@ -27,8 +27,6 @@ from samebits.training.state.script.fingerprints import (
     scope_of,
 )
 
-__all__ = ["EmptyValues", "fills_from_data", "is_empty"]
-
 _MOST_OBJECTS = 400
 _MOST_DEPTH = 3
 _SHAPES = frozenset({"shape", "device", "dtype", "ndim", "layout", "requires_grad", "is_cuda", "names", "training"})

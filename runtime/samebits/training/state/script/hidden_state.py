@@ -45,17 +45,6 @@ from samebits.training.state.script.first_step import EmptyValues, is_empty
 from samebits.training.state.script.statements import Path
 from samebits.training.state.script.training_slice import Outside, ScriptFunctions, SourceLine
 
-__all__ = [
-    "HIDDEN_MESSAGES",
-    "MOST_S",
-    "HiddenChange",
-    "HiddenMessages",
-    "HiddenStateLook",
-    "epochs_of",
-    "sentence_of",
-    "sentences_of",
-]
-
 MOST_S = 0.05
 """Limit on the calling thread's CPU seconds for all looks in a job, in addition to a share of the job's time."""
 _SHARE = 0.001
@@ -159,7 +148,7 @@ def sentence_of(findings: Sequence[HiddenChange], *, any_world_size: bool = Fals
 
 
 @dataclass(frozen=True)
-class _Watched:
+class _WatchedValue:
     """A watched value, located in a frame of a function or in an attribute of another object."""
 
     owner: types.CodeType | weakref.ref[Any]
@@ -201,16 +190,16 @@ class HiddenStateLook:
         self._last = _LAST_AT_LENGTH if at_length else _LAST
         self._commits = 0
         self._epochs: tuple[int, ...] = ()  # the first epoch, until it has ended
-        self._watched: list[_Watched] = []
-        self._prints: dict[_Watched, Any] = {}
-        self._moved: dict[_Watched, None] = {}
-        self._places: dict[_Watched, list[_Place]] = {}
+        self._watched: list[_WatchedValue] = []
+        self._prints: dict[_WatchedValue, Any] = {}
+        self._moved: dict[_WatchedValue, None] = {}
+        self._places: dict[_WatchedValue, list[_Place]] = {}
         self._told: set[str | _Place] = set()
         self._script: ScriptFunctions | None = None
         self.findings: list[HiddenChange] = []
         self.set_at_first: list[HiddenChange] = []
         self._before: EmptyValues | None = None  # until the first look
-        self._first: list[tuple[_Watched, HiddenChange]] = []  # set by the first step from data, until reported
+        self._first: list[tuple[_WatchedValue, HiddenChange]] = []  # set by the first step from data, until reported
         self._began = 0.0
         self._started = math.inf  # when the first look began
         self._looked_at = 0  # the last commit with a look
@@ -355,9 +344,9 @@ class HiddenStateLook:
         self._report()
         return True
 
-    def _find(self, frames: Iterable[types.FrameType], handled: _Handled) -> list[_Watched]:
+    def _find(self, frames: Iterable[types.FrameType], handled: _Handled) -> list[_WatchedValue]:
         self._script = script = ScriptFunctions(handled.is_state, handled.is_training, self._is_late)
-        found: list[_Watched] = []
+        found: list[_WatchedValue] = []
         for frame in frames:
             scope = functools.partial(_of_frame, frame)
             function = script.function(frame.f_code, dict(frame.f_locals), scope)
@@ -380,16 +369,16 @@ class HiddenStateLook:
             for path, place in exposed.items():
                 if function.is_memo(path):
                     continue
-                watched = _Watched(frame.f_code, path, place, function.modulus(path), function.is_advanced(path))
+                watched = _WatchedValue(frame.f_code, path, place, function.modulus(path), function.is_advanced(path))
                 found += self._expand(script, watched, frame, handled)
             for one in function.called_outside(0):
-                found += self._expand(script, _Watched(one.owner, one.path, one.read), frame, handled)
+                found += self._expand(script, _WatchedValue(one.owner, one.path, one.read), frame, handled)
         script.forget_values()
         return list(dict.fromkeys(found))
 
     def _expand(
-        self, script: ScriptFunctions, watched: _Watched, frame: types.FrameType, handled: _Handled, depth: int = 0
-    ) -> Iterator[_Watched]:
+        self, script: ScriptFunctions, watched: _WatchedValue, frame: types.FrameType, handled: _Handled, depth: int = 0
+    ) -> Iterator[_WatchedValue]:
         value = self._value(watched, {frame.f_code: frame}, handled)
         if value is MISSING or depth > 4:
             return
@@ -397,9 +386,11 @@ class HiddenStateLook:
         if parts is None or items_of(value) is not None or is_users_object(value):
             yield watched
         for one in parts or ():
-            yield from self._expand(script, _Watched(one.owner, one.path, one.read), frame, handled, depth + 1)
+            yield from self._expand(script, _WatchedValue(one.owner, one.path, one.read), frame, handled, depth + 1)
 
-    def _fingerprints(self, frames: dict[types.CodeType, types.FrameType], handled: _Handled) -> dict[_Watched, Any]:
+    def _fingerprints(
+        self, frames: dict[types.CodeType, types.FrameType], handled: _Handled
+    ) -> dict[_WatchedValue, Any]:
         found = {}
         for one in self._watched:
             if self._is_late():
@@ -418,7 +409,7 @@ class HiddenStateLook:
                     frame.f_locals.clear()  # otherwise the frame would keep a copy of its locals, and so the batch
         return found
 
-    def _value(self, one: _Watched, frames: dict[types.CodeType, types.FrameType], handled: _Handled) -> Any:
+    def _value(self, one: _WatchedValue, frames: dict[types.CodeType, types.FrameType], handled: _Handled) -> Any:
         """Return the current value, or ``MISSING`` if it does not exist or the state restores it."""
         path = one.path
         if isinstance(one.owner, types.CodeType):
@@ -470,14 +461,14 @@ class HiddenStateLook:
         if findings:
             self._tell(findings)
 
-    def _line_of(self, one: _Watched) -> SourceLine | None:
+    def _line_of(self, one: _WatchedValue) -> SourceLine | None:
         """Return the line that changes the value."""
         assert self._script is not None
         owner = one.owner if isinstance(one.owner, types.CodeType) else one.owner()
         code = owner.__code__ if type(owner) is types.FunctionType else owner
         return self._script.changing_line(_path_in_source(one), code if isinstance(code, types.CodeType) else None)
 
-    def _finding(self, one: _Watched) -> HiddenChange:
+    def _finding(self, one: _WatchedValue) -> HiddenChange:
         kind = _KINDS.get(self._prints[one][0], "") if type(self._prints[one]) is tuple else ""
         name = ".".join(one.path)
         owner = None if isinstance(one.owner, types.CodeType) else one.owner()
@@ -502,13 +493,13 @@ def _is_in(value: Any, name: str) -> bool:
     return name in attributes_of(value) or dict.__contains__(value, name)
 
 
-def _path_in_source(one: _Watched) -> Path:
+def _path_in_source(one: _WatchedValue) -> Path:
     """Return the path as functions spell it: that of an object begins with a name of its own in each of them."""
     owner = one.owner if isinstance(one.owner, types.CodeType) else one.owner()
     return one.path if isinstance(owner, (types.CodeType, types.FunctionType)) else ("", *one.path)
 
 
-def _is_local(one: _Watched) -> bool:
+def _is_local(one: _WatchedValue) -> bool:
     """Return whether the value is new in each call of the function, like a local variable."""
     owner = one.owner
     return isinstance(owner, types.CodeType) and one.path[0] in (*owner.co_varnames, *owner.co_cellvars)

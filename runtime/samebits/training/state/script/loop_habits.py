@@ -26,8 +26,6 @@ from samebits.training.group.calling_place import calling_place, is_library
 from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.script.after_commit import change_after_commit, loop_around
 
-__all__ = ["LoopHabits", "OutsideCounters", "last_batch"]
-
 _LOOKED_AT = 4  # number of commits; a loop's habits show in its first steps
 _SKIPS = frozenset({"islice", "manual_seed", "set_epoch"})  # calls that derive a position from the step
 _DATA_AT = 3  # the commit at which a position in the state must have moved

@@ -29,19 +29,6 @@ from samebits.training.state.script.fingerprints import (
     plain_function,
 )
 
-__all__ = [
-    "Call",
-    "Path",
-    "Statement",
-    "Statements",
-    "TrainingTest",
-    "arguments_of",
-    "calls_of",
-    "heads_of",
-    "path_of",
-    "summands_of",
-]
-
 Path = tuple[str, ...]
 """A name with attributes: ``("cfg", "seen")`` for ``cfg.seen``."""
 TrainingTest = Callable[[object], bool]

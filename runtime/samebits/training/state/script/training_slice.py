@@ -48,8 +48,6 @@ from samebits.training.state.script.statements import (
     summands_of,
 )
 
-__all__ = ["Outside", "ScriptFunctions", "SourceLine", "is_prefix"]
-
 _LONGEST_PATH = 4
 _MOST_FUNCTIONS = 80
 _MOST_DEPTH = 6
