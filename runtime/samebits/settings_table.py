@@ -470,9 +470,9 @@ _WORKERS = _whole(1, MOST_WORKERS)
 _HOST = SettingType("a host name or an IPv4 or IPv6 address", "主机名、IPv4 或 IPv6 地址", _parse_host)
 _HOSTS = SettingType(
     "a host name or an IPv4 or IPv6 address, or several separated by commas, each optionally with :port, or "
-    "file:/path; relay:on, or relay:off, or relay:host:port, may come first",
+    "file:/path; relay:on, or relay:off, or relay:host:port, may come first, and an inner relay second",
     "主机名、IPv4 或 IPv6 地址；或以逗号分隔的多个（各可带 :端口）；或 file:/path；前面可加 relay:on, 或 relay:off, "
-    "或 relay:主机:端口,",
+    "或 relay:主机:端口, 其后可再加内层中继 relay:主机:端口,",
     _parse_hosts,
 )
 _PORT = _whole(1, 65535, _explain_service_link)

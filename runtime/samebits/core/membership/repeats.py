@@ -28,7 +28,7 @@ class Repeats:
             return False
         before, presence, _ = known
         if message is not before:
-            if not isinstance(message, Heartbeat) or not _is_repeated(message, before):
+            if not isinstance(message, Heartbeat) or not is_repeated(message, before):
                 return False
             presence.step = message.step
         presence.hear(self._ledger.now, self._ledger.policy)
@@ -45,7 +45,8 @@ class Repeats:
             self._said.clear()  # drop sessions that have ended
 
 
-def _is_repeated(message: Heartbeat, before: Heartbeat) -> bool:
+def is_repeated(message: Heartbeat, before: Heartbeat) -> bool:
+    """Return whether a heartbeat only renews the lease after an earlier one. During training the step may differ."""
     return (
         message.activity is before.activity
         and (message.step == before.step or message.activity is Activity.TRAINING)
