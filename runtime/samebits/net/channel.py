@@ -30,8 +30,9 @@ It is not authenticated, because a relay can delay any message anyway.
 UNREACHABLE, ATTACH_AGAIN = b"D", b"U"
 """Messages of the relay itself: the scheduler is unreachable, or is reachable and expects a hello."""
 _COUNTER = struct.Struct(">Q")
-_HEAD_BYTES = 1 + _COUNTER.size + MAC_BYTES
-_STAMP_BYTES = _COUNTER.size + MAC_BYTES
+_COUNTER_BYTES = _COUNTER.size
+_HEAD_BYTES = 1 + _COUNTER_BYTES + MAC_BYTES
+_STAMP_BYTES = _COUNTER_BYTES + MAC_BYTES
 
 
 class ForgedError(Exception):
@@ -61,11 +62,12 @@ def _mac(key: bytes, person: bytes, *parts: bytes) -> bytes:
 class _Keyed:
     """One direction of an attachment: its key, and the last counter."""
 
-    __slots__ = ("_counter", "_state")
+    __slots__ = ("_counter", "_last", "_state")
 
     def __init__(self, key: bytes, person: bytes) -> None:
         self._state = hashlib.blake2b(key=key, person=person, digest_size=MAC_BYTES)
-        self._counter = 0
+        self._counter = 0  # of the last stamp
+        self._last = bytes(_COUNTER_BYTES)  # the last accepted counter; big-endian numbers compare like their bytes
 
     def stamp(self, body: bytes) -> bytes:
         """Return the next counter, and the hash of the counter and ``body``."""
@@ -77,15 +79,14 @@ class _Keyed:
 
     def check(self, stamp: bytes, body: bytes) -> None:
         """Accept an authentic message once; raise :class:`ForgedError` otherwise."""
-        counter = stamp[: _COUNTER.size]
+        counter = stamp[:_COUNTER_BYTES]
         state = self._state.copy()
         state.update(counter + body)
-        if len(stamp) != _STAMP_BYTES or not compare_digest(state.digest(), stamp[_COUNTER.size :]):
+        if len(stamp) != _STAMP_BYTES or not compare_digest(state.digest(), stamp[_COUNTER_BYTES:]):
             raise ForgedError("forged, or of another attachment")
-        number = _COUNTER.unpack(counter)[0]
-        if number <= self._counter:
+        if counter <= self._last:
             raise ForgedError("repeated")
-        self._counter = number
+        self._last = counter
 
 
 def _attachment_key(session_key: bytes, session: str, nonces: bytes) -> bytes:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from samebits.core.values import MAX_ID_CHARS, Meta, Schema, Value, line
 from samebits.errors import ProtocolError
@@ -95,8 +95,7 @@ class RelayWire:
         return DOWNWARD.unpack(packed, max_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
+class Carried(NamedTuple):
     """An authentic message from a rank, and the attachment through which it arrived."""
 
     session: str
