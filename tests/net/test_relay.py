@@ -30,6 +30,7 @@ from samebits.net.curve import ClusterKeys, cluster_keys
 from samebits.net.relaying import DOWNWARD, MAX_BATCH, UPWARD, Downward, Upward
 from samebits.net.server import Arrived, ConnectionLost, Garbled, Server
 from samebits.scheduler_hosts import SchedulerAddress
+from samebits.service import relay
 from samebits.service.relay import RelayService
 from tests.net.ends import PATIENCE_S, Ends, listened, until
 from tests.system.processes import free_port
@@ -240,6 +241,18 @@ def test_relay_connects_directly_if_its_inner_relay_answers_nothing() -> None:
         relay.end()
         silent.destroy(linger=0)
         ends.close()
+
+
+def test_relay_without_ranks_that_reconnects_logs_no_second_line(monkeypatch: MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(relay.log, "say", said.append)
+    hosts = f"relay:127.0.0.1:{free_port()},127.0.0.1"
+    service = RelayService(config.read({"SCHED_HOST": hosts}, role_required=False)[0])
+    monkeypatch.setattr(service._above, "drain", lambda: iter([Up(), Down(), Up()]))
+    service._carry_down()
+    service.stop()
+    service.serve()
+    assert said == ["the scheduler is reachable", f"relay for this host's workers, listening on {service._where}"]
 
 
 def test_relay_without_an_address_is_refused_with_the_line_to_export() -> None:

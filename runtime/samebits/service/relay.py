@@ -119,6 +119,7 @@ class RelayService:
         )
         self._where, self._inner = f"{settings.relay}", settings.inner_relay
         self._ranks: set[str] = set()
+        self._said = ""  # the last line about the scheduler
         self._messages: list[tuple[str, bytes]] = []  # for the next frame
         self._bytes = 0
         self._hold_s = min(HOLD_S, settings.node_timeout_s / HOLDS_A_TIMEOUT)
@@ -170,13 +171,16 @@ class RelayService:
             match incoming:
                 case Up():
                     self._is_up = True
-                    log.say(f"the scheduler is reachable{self._way()}")
+                    if (text := f"the scheduler is reachable{self._way()}") != self._said:
+                        log.say(text)  # without workers, the scheduler closes the connection every few seconds
+                        self._said = text
                     self._tell(self._ranks, ATTACH_AGAIN)
                 case Down() if self._is_up:
                     self._is_up = False
                     self._messages, self._bytes, self._send_by = [], 0, math.inf
                     if self._ranks:
                         log.warn(f"the scheduler is unreachable; notifying {counted(len(self._ranks), 'worker')}")
+                        self._said = ""
                     self._tell(self._ranks, UNREACHABLE)
                 case Got(Downward(deliveries, detached)):
                     for delivery in deliveries:
