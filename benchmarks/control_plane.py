@@ -1,16 +1,17 @@
 """One scheduler and ten thousand workers: forming, heartbeats, losses and returns, beside bare sockets and peers.
 
 ``python -m benchmarks.control_plane [--quick] [--workers N …]``; ``--etcd`` only compares a journal in etcd with one in
-a file, ``--standby`` only measures a standby scheduler's takeover, and ``--relays N`` only a formation behind N relays
-with one without relays. The workers are simulated (``workers.control_plane``: a DEALER each, many per process, with the
-product's messages). The scheduler is the real process with its journal on disk. *Formed* runs from the first connect
-until the last worker has received its durable place: connect, Register → Admitted, all in → RoundOpened, Join →
-GenerationStarted, and the heartbeats in between. The bare ROUTER has the same conversation with the same clients; the
-echo is one message and its answer. All clients run on the measured machine, so wall times include them; the server's
-own CPU time is more reliable, until the last worker is admitted and until all are formed. NODE_TIMEOUT is 30 s here,
-because a machine that simulates all workers may keep them silent for longer than 5. A loss that needs GRACE's reconnect
-(the process is not on the scheduler's host) is timed after that grace period. The floor of a decision is the death
-itself, since killed processes take time to end.
+a file, ``--standby`` only measures a standby scheduler's takeover, ``--relays N`` only a formation behind N relays with
+one without relays, and ``--tree N`` only a job behind N inner relays (``control_plane_tree``). The workers are
+simulated (``workers.control_plane``: a DEALER each, many per process, with the product's messages). The scheduler is
+the real process with its journal on disk. *Formed* runs from the first connect until the last worker has received its
+durable place: connect, Register → Admitted, all in → RoundOpened, Join → GenerationStarted, and the heartbeats in
+between. The bare ROUTER has the same conversation with the same clients; the echo is one message and its answer. All
+clients run on the measured machine, so wall times include them; the server's own CPU time is more reliable, until the
+last worker is admitted and until all are formed. NODE_TIMEOUT is 30 s here, because a machine that simulates all
+workers may keep them silent for longer than 5. A loss that needs GRACE's reconnect (the process is not on the
+scheduler's host) is timed after that grace period. The floor of a decision is the death itself, since killed processes
+take time to end.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from dataclasses import dataclass, field
 
 from benchmarks import control_plane_trials as trials
 from benchmarks.control_plane_stage import descriptor_problem
+from benchmarks.control_plane_tree import RANKS_A_HOST
+from benchmarks.control_plane_tree import measure as measure_tree
 from benchmarks.control_plane_trials import Formed, Kept, Losses, MassLoss, Registered, Served
 from benchmarks.formation import fsync_ms
 from benchmarks.report import MISSING, Progress, Report, median, rounded, spread, table
@@ -392,6 +395,12 @@ def main() -> None:
         help="only compare the formation of a group behind N relays with one without relays",
     )
     parser.add_argument(
+        "--tree",
+        type=int,
+        metavar="N",
+        help="only measure one job whose hosts of 64 workers are behind N inner relays",
+    )
+    parser.add_argument(
         "--no-curve",
         action="store_true",
         help="skip the measurements with CLUSTER_SECRET (CURVE and message authentication)",
@@ -405,7 +414,8 @@ def main() -> None:
         clients=max(2, arguments.clients),  # one is lost entirely
         curve=not arguments.no_curve,
     )
-    problem = descriptor_problem(max(extent.workers), extent.clients)
+    connections = -(-max(extent.workers) // RANKS_A_HOST) if arguments.tree else max(extent.workers)
+    problem = descriptor_problem(connections, extent.clients)
     if problem is not None:
         sys.exit(problem)
     if arguments.etcd or arguments.standby:
@@ -418,8 +428,10 @@ def main() -> None:
             table(["workers", *by_workers], [[name, *(one[name] for one in by_workers.values())] for name in names])
         )
         return
-    if arguments.relays:
-        variables = {"CLUSTER_SECRET": trials.SECRET} if extent.curve else {}
+    variables = {"CLUSTER_SECRET": trials.SECRET} if extent.curve else {}
+    if arguments.tree:
+        document = measure_tree(list(extent.workers), arguments.tree, extent.clients, extent.beats_s, **variables)
+    elif arguments.relays:
         document = report_relays(measure_relays(extent, arguments.relays, **variables), arguments.relays)
     else:
         document = report(measure(extent))

@@ -12,7 +12,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.moments import Moment
@@ -22,6 +22,7 @@ __all__ = ["BARE", "GRACE_S", "SCHEDULER", "Crowds", "Scene", "cpu_s", "descript
 
 SCHEDULER, BARE = "scheduler", "bare"
 WITHIN_S = 180.0
+WITHIN_A_WORKER_S = 0.02
 SPARE_DESCRIPTORS = 200
 GRACE_S = 0.5  # the default of GRACE's reconnect
 
@@ -74,6 +75,7 @@ class Scene:
         settings = {"NODE_TIMEOUT": "30", "GRACE": f"reconnect={GRACE_S}", **variables}
         self.job = Job(stage, "control_plane", world_size, **settings)
         self.port = int(self.job.variables["SCHED_PORT"])
+        self._within_s = max(WITHIN_S, world_size * WITHIN_A_WORKER_S)
 
     def start_scheduler(self) -> float:
         """Start the scheduler; return when it was listening, on the host's monotonic clock."""
@@ -106,14 +108,14 @@ class Scene:
         return moment.at_s
 
     def start_crowds(
-        self, kind: str, count: int, clients: int, *, blob_bytes: int = 0, relays: Sequence[int] = ()
+        self, kind: str, count: int, clients: int, *, blob_bytes: int = 0, relays: Sequence[int] = (), **more: float
     ) -> Crowds:
         """Start slots 0 to ``count`` - 1, dealt out to this many processes; return when all are ready.
 
         Slots are dealt out rather than split into blocks: a server that broadcasts in slot order would finish with one
         process before the next, and the first process's thousands of answers would delay the others.
         """
-        return Crowds(self, kind, count, clients, blob_bytes, relays)
+        return Crowds(self, kind, count, clients, {"blob_bytes": blob_bytes, "relays": list(relays), **more})
 
     def start_victims(self, count: int) -> subprocess.Popen[bytes]:
         """Start a process for each of the last ``count`` slots; return when all have been forked."""
@@ -136,22 +138,19 @@ class Scene:
                 found.setdefault(moment.pid, moment)
             return len(found) == len(pids)
 
-        self.stage.channel.wait_for(all_there, WITHIN_S, f"{name!r} in {len(pids)} processes")
+        self.stage.channel.wait_for(all_there, self._within_s, f"{name!r} in {len(pids)} processes")
         return [*found.values()]
 
 
 class Crowds:
     """The client processes of a scene."""
 
-    def __init__(
-        self, scene: Scene, kind: str, count: int, clients: int, blob_bytes: int, relays: Sequence[int]
-    ) -> None:
+    def __init__(self, scene: Scene, kind: str, count: int, clients: int, more: Mapping[str, object]) -> None:
         self._scene = scene
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for number in range(clients):
             its_count = len(range(number, count, clients))
-            plan = {"kind": kind, "first": number, "count": its_count, "stride": clients, "blob_bytes": blob_bytes}
-            plan["relays"] = list(relays)
+            plan = {"kind": kind, "first": number, "count": its_count, "stride": clients, **more}
             self._processes[f"crowd_{number}"] = scene._start_clients(f"crowd_{number}", plan)
         scene.wait_for("ready", self.pids)
 
@@ -166,6 +165,15 @@ class Crowds:
             assert process.stdin is not None
             process.stdin.write(word.encode() + b"\n")
             process.stdin.flush()
+        return now
+
+    def tell_one(self, word: str) -> float:
+        """Send a command to the first process; return the time on the host's monotonic clock."""
+        first = next(iter(self._processes.values()))
+        assert first.stdin is not None
+        now = time.monotonic()
+        first.stdin.write(word.encode() + b"\n")
+        first.stdin.flush()
         return now
 
     def ask(self, word: str, answer: str) -> int:

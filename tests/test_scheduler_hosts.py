@@ -61,7 +61,11 @@ def test_hosts_are_normalised(text: str, written: str, named: list[tuple[str, in
         ("relay:a:9000", "expected relay:host:port"),
         ("relay:on", "expected relay:host:port"),
         ("relay:perhaps,b", "expected relay:host:port, relay:on or relay:off"),
-        ("relay:a:9000,relay:b:9000,c", "expected relay:host:port"),
+        ("relay:a:9000,relay:b:9000", "expected relay:host:port"),
+        ("relay:a:9000,relay:b:9000,relay:c:9000,d", "expected relay:host:port"),
+        ("relay:a:9000,relay:on,c", "expected relay:host:port"),
+        ("relay:a:9000,relay:b,c", "expected relay:host:port"),
+        ("relay:off,relay:b:9000,c", "expected relay:host:port"),
         ("relay:a:0,b", "no port from 1 to 65535"),
     ],
 )
@@ -74,15 +78,23 @@ def test_invalid_hosts_are_refused_with_the_cause(text: str, why: str) -> None:
 def test_relay_precedes_the_scheduler_s_hosts(rest: str) -> None:
     text = canonical(f" relay:[0::1]:9000 , {rest}")
     assert text == f"relay:[::1]:9000,{rest}"
-    assert split_relay(text) == (SchedulerAddress("::1", 9000), None, rest)
+    assert split_relay(text) == (SchedulerAddress("::1", 9000), None, None, rest)
     assert with_relay(SchedulerAddress("::1", 9000), rest) == text
-    assert split_relay(rest) == (None, None, rest)
+    assert split_relay(rest) == (None, None, None, rest)
     assert with_relay(None, rest) == rest
 
 
 @pytest.mark.parametrize(("word", "starts"), [("on", True), ("off", False)])
 def test_user_decides_whether_the_launcher_starts_a_relay(word: str, starts: bool) -> None:
-    assert split_relay(canonical(f"relay:{word}, a,b:9000")) == (None, starts, "a,b:9000")
+    assert split_relay(canonical(f"relay:{word}, a,b:9000")) == (None, starts, None, "a,b:9000")
+
+
+@pytest.mark.parametrize(("first", "relay", "starts"), [("on", None, True), ("a:1", SchedulerAddress("a", 1), None)])
+def test_inner_relay_follows_the_host_s_relay(first: str, relay: SchedulerAddress | None, starts: bool | None) -> None:
+    text = canonical(f"relay:{first}, relay:[0::1]:9000 ,b,c:9001")
+    inner = SchedulerAddress("::1", 9000)
+    assert split_relay(text) == (relay, starts, inner, "b,c:9001")
+    assert with_relay(SchedulerAddress("a", 1), "b,c:9001", inner) == "relay:a:1,relay:[::1]:9000,b,c:9001"
 
 
 def test_file_is_named_by_its_path() -> None:

@@ -13,6 +13,7 @@ from types import FrameType
 
 from benchmarks.moments import Notebook
 from benchmarks.workers.control_plane_crowd import Crowd, Plan
+from benchmarks.workers.control_plane_tree import HostRelays
 from samebits.config import Settings, read
 
 
@@ -58,7 +59,7 @@ def main() -> None:
         be_victims(plan, settings, notebook)
     else:
         notebook.note("ready")
-        Crowd(plan, settings, notebook).serve()
+        (HostRelays if plan.kind == "tree" else Crowd)(plan, settings, notebook).serve()
 
 
 if __name__ == "__main__":

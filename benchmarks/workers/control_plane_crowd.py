@@ -61,12 +61,14 @@ ADMITTED, ROUND_OPENED, GENERATION_STARTED, ADDRESS_MAP = 20, 24, 25, 26
 class Plan:
     """The crowd's description, passed as its one argument in JSON."""
 
-    kind: str  # crowd, echo, subscribers, victims
+    kind: str  # crowd, echo, subscribers, victims, tree
     first: int
     count: int
     stride: int = 1  # distance from one of its slots to the next
     blob_bytes: int = 0  # size of a worker's part of the address map, sent with every Join
-    relays: tuple[int, ...] = ()  # ports of relays on loopback, among which the workers are dealt out
+    relays: tuple[int, ...] = ()  # ports of relays on loopback, among which the workers or their hosts are dealt out
+    ranks_a_host: int = 64  # of a tree
+    beat_s: float = BEAT_S
 
     @property
     def slots(self) -> range:
@@ -117,6 +119,7 @@ class Crowd:
         self._sent_beats = self._in_flight = 0
         self._job, self._incarnation, self._term, self._generation = "", 0, 0, 0
         self._round: RoundId | None = None
+        self._round_placed: RoundId | None = None  # the one whose generation is known
         self._round_frame = b""
         self._sessions = [uuid.uuid4().hex for _ in plan.slots]
         self._registers = [self._register(*each) for each in zip(plan.slots, self._sessions, strict=True)]
@@ -146,18 +149,21 @@ class Crowd:
     def _obey(self) -> bool:
         words = os.read(sys.stdin.fileno(), 4096).decode().split()
         for word in words:
-            match word:
-                case "begin":
-                    self.begin()
-                case "away":
-                    self._wait_until_away()
-                case "count":
-                    self._notebook.note("counted", self._sent_beats)
-                case "heard":
-                    self._notebook.note("heard", self._heard)
-                case "check":
-                    self._check()
+            self._do(word)
         return bool(words)
+
+    def _do(self, word: str) -> None:
+        match word:
+            case "begin":
+                self.begin()
+            case "away":
+                self._wait_until_away()
+            case "count":
+                self._notebook.note("counted", self._sent_beats)
+            case "heard":
+                self._notebook.note("heard", self._heard)
+            case "check":
+                self._check()
 
     def begin(self) -> None:
         self._notebook.note("begins")
@@ -252,7 +258,8 @@ class Crowd:
         elif tag == GENERATION_STARTED:
             if frame != worker.place:  # sent again if a heartbeat had crossed the first
                 worker.place = frame
-                self._generation = self._generation or SCHEMA.unpack(frame).generation
+                if self._round_placed != self._round:
+                    self._round_placed, self._generation = self._round, SCHEMA.unpack(frame).generation
                 self._say(worker, Activity.FORMING)
                 self._count("formed")
         elif tag == ADDRESS_MAP:
@@ -276,7 +283,7 @@ class Crowd:
         else:
             self._say(worker, Activity.TRAINING)
             self._count("resumed")
-        first_s = time.monotonic() + BEAT_S * share_of(worker.session)
+        first_s = time.monotonic() + self._plan.beat_s * share_of(worker.session)
         heapq.heappush(self._beats, (first_s, worker.slot, worker))
 
     def _round_opened(self, worker: Worker, frame: bytes) -> None:
@@ -358,22 +365,22 @@ class Crowd:
 
     # ---- messages
 
-    def _register(self, slot: int, session: str) -> bytes:
+    def _register(self, slot: int, session: str, *, is_new: bool = False) -> bytes:
         process = Process(f"simulated-{slot // RANKS_A_HOST}#{'0' * 16}", 1 + slot % RANKS_A_HOST, 1, "cpu")
         if self._plan.kind == "victims":
             process = this_process("cpu")
         standing = None
-        if self._round is not None:
+        if self._round is not None and not is_new:
             size = self._settings.worker_num
             standing = MemberRecord(1, self._generation, self._round, slot, size, restore=None, final=None, rank=slot)
         return SCHEMA.pack(
             Register(
                 protocol=PROTOCOL,
-                job=self._job,
+                job="" if is_new else self._job,
                 job_name=self._settings.job_name,
                 node=str(slot),
                 session=session,
-                incarnation=self._incarnation,
+                incarnation=0 if is_new else self._incarnation,
                 process=process,
                 settings=fixed_settings(self._settings),
                 standing=standing,

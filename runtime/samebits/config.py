@@ -106,9 +106,9 @@ class Settings:
 
     ``checkpoint_path`` is a ``str`` if it is a URL. ``journal_place`` is set if RECOVERY_PATH is an etcd URL;
     ``recovery_path`` is then the folder of the journal's copy. ``relay`` is the relay that SCHED_HOST names before the
-    scheduler's hosts, and ``starts_relay`` whether SCHED_HOST asks this host's launcher to start one; ``sched_host``
-    contains neither. ``role`` is None, and ``worker_num`` and its bounds are 0, only if a tool read the settings with
-    ``role_required=False``.
+    scheduler's hosts, and ``starts_relay`` whether SCHED_HOST asks this host's launcher to start one; ``inner_relay``
+    is the relay to which that relay connects. ``sched_host`` contains none of them. ``role`` is None, and
+    ``worker_num`` and its bounds are 0, only if a tool read the settings with ``role_required=False``.
     """
 
     role: Role | None
@@ -164,6 +164,7 @@ class Settings:
     journal_place: EtcdPlace | None = None
     relay: SchedulerAddress | None = None
     starts_relay: bool | None = None
+    inner_relay: SchedulerAddress | None = None
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -181,8 +182,9 @@ def read(environ: Mapping[str, str] = os.environ, *, role_required: bool = True)
     for variable in VARIABLES:
         reading.take(variable)
     if (hosts := reading.values.get("sched_host")) is not None:
-        relay, starts_relay, rest = split_relay(hosts)
-        reading.values |= {"relay": relay, "starts_relay": starts_relay, "sched_host": rest}
+        parts = split_relay(hosts)
+        reading.values |= {"relay": parts.relay, "starts_relay": parts.starts_relay, "sched_host": parts.hosts}
+        reading.values["inner_relay"] = parts.inner_relay
     reading.refuse_removed()
     reading.check_relations()
     if reading.problems:

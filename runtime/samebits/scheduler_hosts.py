@@ -1,4 +1,4 @@
-"""Parse SCHED_HOST: an optional relay, then one or more hosts, each with an optional port, or a file of hosts.
+"""Parse SCHED_HOST: up to two relays, then one or more hosts, each with an optional port, or a file of hosts.
 
 The setting is kept as text in canonical form; this module extracts its addresses. It resolves no name and opens no
 file.
@@ -56,45 +56,70 @@ def one_host(text: str) -> str:
         return value
 
 
-def split_relay(text: str) -> tuple[SchedulerAddress | None, bool | None, str]:
-    """Split SCHED_HOST's canonical text.
+class HostParts(NamedTuple):
+    """The parts of SCHED_HOST.
 
-    Returns:
-        The address of this host's relay, if the text names one; the choice of RELAY_CHOICES, if it has one; the rest.
+    Attributes:
+        relay: the address of this host's relay, if the text names one.
+        starts_relay: the choice of RELAY_CHOICES, if the text has one.
+        inner_relay: the address of the inner relay to which this host's relay connects, if the text names one.
+        hosts: the scheduler's hosts.
     """
-    if not text.startswith(RELAY):
-        return None, None, text
-    relay, _, rest = text.removeprefix(RELAY).partition(",")
-    if relay in RELAY_CHOICES:
-        return None, RELAY_CHOICES[relay], rest
-    ((host, port),) = listed(relay)
-    return SchedulerAddress(host, port or 0), None, rest
+
+    relay: SchedulerAddress | None
+    starts_relay: bool | None
+    inner_relay: SchedulerAddress | None
+    hosts: str
 
 
-def with_relay(relay: SchedulerAddress | None, hosts: str) -> str:
-    """Return SCHED_HOST's canonical text for the scheduler's hosts, preceded by the relay if there is one."""
-    return hosts if relay is None else f"{RELAY}{relay},{hosts}"
+def split_relay(text: str) -> HostParts:
+    """Split SCHED_HOST's canonical text."""
+    relay, rest = _first_relay(text)
+    inner, hosts = _first_relay(rest)
+    above = None if inner is None else _relay_at(inner)
+    if relay is None or relay in RELAY_CHOICES:
+        return HostParts(None, None if relay is None else RELAY_CHOICES[relay], above, hosts)
+    return HostParts(_relay_at(relay), None, above, hosts)
+
+
+def with_relay(relay: SchedulerAddress | None, hosts: str, inner_relay: SchedulerAddress | None = None) -> str:
+    """Return SCHED_HOST's canonical text for the scheduler's hosts, preceded by the relays that are given."""
+    return "".join(f"{RELAY}{one}," for one in (relay, inner_relay) if one is not None) + hosts
+
+
+def _first_relay(text: str) -> tuple[str | None, str]:
+    """Return the relay with which the text begins, without its prefix, and the rest."""
+    value = text.strip()
+    if not value.startswith(RELAY):
+        return None, value
+    relay, _, rest = value.removeprefix(RELAY).partition(",")
+    return relay.strip(), rest
+
+
+def _relay_at(text: str) -> SchedulerAddress:
+    named = listed(text)
+    if len(named) != 1 or named[0][1] is None:
+        raise NotHostsError(f"expected {RELAY}host:port, {RELAY}on or {RELAY}off, and then the scheduler's host")
+    return SchedulerAddress(named[0][0], named[0][1])
 
 
 def canonical(text: str) -> str:
     """Return SCHED_HOST in canonical form: a host, ``a,b:8119,[fd00::1]:8119``, or ``file:/path``.
 
-    ``relay:host:port,``, ``relay:on,`` or ``relay:off,`` may precede each form.
+    ``relay:host:port,``, ``relay:on,`` or ``relay:off,`` may precede each form. An inner relay, ``relay:host:port,``,
+    may follow the first two.
 
     Raises:
         NotHostsError: ``text`` is none of these.
     """
-    value = text.strip()
-    if value.startswith(RELAY):
-        relay, _, rest = value.removeprefix(RELAY).partition(",")
-        if not rest or rest.strip().startswith(RELAY):
+    relay, rest = _first_relay(text)
+    if relay is not None:
+        inner, hosts = _first_relay(rest)
+        if not hosts.strip() or _first_relay(hosts)[0] is not None or (inner is not None and relay == "off"):
             raise NotHostsError(f"expected {RELAY}host:port, and then the scheduler's host")
-        if relay.strip() in RELAY_CHOICES:
-            return f"{RELAY}{relay.strip()},{canonical(rest)}"
-        named = listed(relay)
-        if len(named) != 1 or named[0][1] is None:
-            raise NotHostsError(f"expected {RELAY}host:port, {RELAY}on or {RELAY}off, and then the scheduler's host")
-        return f"{RELAY}{_written(*named[0])},{canonical(rest)}"
+        above = "" if inner is None else f"{RELAY}{_relay_at(inner)},"
+        return f"{RELAY}{relay if relay in RELAY_CHOICES else _relay_at(relay)},{above}{canonical(hosts)}"
+    value = rest
     if value.startswith(FILE):
         path = value.removeprefix(FILE)
         if not path.startswith("/"):

@@ -472,7 +472,7 @@ _WORKERS = _whole(1, MOST_WORKERS)
 _HOST = SettingType("a host name or an IPv4 or IPv6 address", _parse_host)
 _HOSTS = SettingType(
     "a host name or an IPv4 or IPv6 address, or several separated by commas, each optionally with :port, or "
-    "file:/path; relay:on, or relay:off, or relay:host:port, may come first",
+    "file:/path; relay:on, or relay:off, or relay:host:port, may come first, and an inner relay second",
     _parse_hosts,
 )
 _PORT = _whole(1, 65535, _explain_service_link)

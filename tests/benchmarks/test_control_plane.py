@@ -8,7 +8,7 @@ import resource
 
 import pytest
 
-from benchmarks import control_plane, control_plane_trials
+from benchmarks import control_plane, control_plane_tree, control_plane_trials
 from benchmarks.control_plane import (
     GRPC,
     TCPSTORE,
@@ -177,3 +177,12 @@ def test_standby_takes_over_from_a_killed_and_from_a_suspended_scheduler() -> No
     found = made.ours["by_workers"]["4"]
     assert found["killed_takeover_s"] > 0
     assert found["suspended_takeover_s"] > control_plane.LEASE_S / 2, "a renewal may have been just due"
+
+
+def test_tree_of_relays_forms_fails_over_and_replaces_a_rack() -> None:
+    workers = 160  # two processes, each with more than a rack
+    document = control_plane_tree.measure([workers], 1, 2, 0.5).document()
+    assert problems(document) == []
+    ours = document["ours"]["by_workers"][str(workers)]
+    assert (ours["inner_relays_count"], ours["hosts_count"]) == (1, 3)
+    assert ours["snapshot_bytes"] > workers

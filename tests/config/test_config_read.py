@@ -217,7 +217,13 @@ def test_settings_are_frozen_and_have_the_declared_types() -> None:
     settings, _ = read({**WORKER, "SCHED_BIND": "::1"})
     declared = typing.get_type_hints(Settings)
     fields = [field.name for field in dataclasses.fields(Settings)]
-    assert [*(variable.field for variable in VARIABLES), "journal_place", "relay", "starts_relay"] == fields
+    assert [
+        *(variable.field for variable in VARIABLES),
+        "journal_place",
+        "relay",
+        "starts_relay",
+        "inner_relay",
+    ] == fields
     for name, expected in declared.items():
         assert isinstance(getattr(settings, name), expected), name
     with pytest.raises(dataclasses.FrozenInstanceError):

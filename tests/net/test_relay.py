@@ -11,16 +11,26 @@ from pytest import MonkeyPatch
 
 from samebits import config
 from samebits.core.end_kinds import EndKind
-from samebits.core.messages import SCHEMA, EndJob, Pending, StatusQuery, StopJob
+from samebits.core.messages import (
+    SCHEMA,
+    Activity,
+    Credential,
+    EndJob,
+    Heartbeat,
+    Pending,
+    StatusQuery,
+    StopJob,
+)
 from samebits.errors import UsageError
 from samebits.net import relaying
 from samebits.net.address import endpoint
-from samebits.net.channel import ForgedError, RankEnd
+from samebits.net.channel import ForgedError, RankEnd, relays_key
 from samebits.net.client import Client, Down, Got, Up
 from samebits.net.curve import ClusterKeys, cluster_keys
 from samebits.net.relaying import DOWNWARD, MAX_BATCH, UPWARD, Downward, Upward
 from samebits.net.server import Arrived, ConnectionLost, Garbled, Server
 from samebits.scheduler_hosts import SchedulerAddress
+from samebits.service import relay
 from samebits.service.relay import RelayService
 from tests.net.ends import PATIENCE_S, Ends, listened, until
 from tests.system.processes import free_port
@@ -31,33 +41,52 @@ RANKS = ("session-a", "session-b")
 ASKED = StatusQuery(follow=False)
 
 
-class Behind(Ends):
-    """A server, a relay of the product in a thread, and clients behind it."""
+def _id_of(param: tuple[ClusterKeys | None, bool]) -> str:
+    keys, has_inner = param
+    return ("open" if keys is None else "secret") + ("-inner" if has_inner else "")
 
-    def __init__(self, keys: ClusterKeys | None, silence_s: float = 5.0) -> None:
-        super().__init__(keys, silence_s=silence_s)
-        self.keys = keys
-        self.place = SchedulerAddress("127.0.0.1", free_port())
-        self.start_relay()
 
-    def start_relay(self) -> None:
-        secret = {} if self.keys is None else {"CLUSTER_SECRET": SECRET}
-        settings, _ = config.read(
-            {
-                "SCHED_HOST": f"relay:{self.place},127.0.0.1",
-                "SCHED_PORT": str(self.port),
-                "NODE_TIMEOUT": f"{self.silence_s:g}",
-                **secret,
-            },
-            role_required=False,
-        )
-        self.relay = RelayService(settings)
-        self._thread = threading.Thread(target=self.relay.serve)
+class RunningRelay:
+    """A relay of the product, in a thread."""
+
+    def __init__(self, environ: dict[str, str]) -> None:
+        self.service = RelayService(config.read(environ, role_required=False)[0])
+        self._thread = threading.Thread(target=self.service.serve)
         self._thread.start()
 
-    def end_relay(self) -> None:
-        self.relay.stop()
+    def end(self) -> None:
+        self.service.stop()
         self._thread.join()
+
+
+class Behind(Ends):
+    """A server, a relay of the product, perhaps behind an inner relay, and clients behind it."""
+
+    def __init__(self, keys: ClusterKeys | None, *, has_inner: bool = False, silence_s: float = 5.0) -> None:
+        super().__init__(keys, silence_s=silence_s)
+        self.keys = keys
+        self.inner_place = SchedulerAddress("127.0.0.1", free_port())
+        self.inner: RunningRelay | None = None
+        if has_inner:
+            self.start_inner()
+        self.place = SchedulerAddress("127.0.0.1", free_port())
+        above = f"relay:{self.inner_place}," if has_inner else ""
+        self.relay = RunningRelay(self.environ(f"relay:{self.place},{above}127.0.0.1"))
+
+    def environ(self, hosts: str) -> dict[str, str]:
+        settings = {"SCHED_HOST": hosts, "SCHED_PORT": str(self.port), "NODE_TIMEOUT": f"{self.silence_s:g}"}
+        return settings if self.keys is None else {**settings, "CLUSTER_SECRET": SECRET}
+
+    def start_inner(self) -> None:
+        self.inner = RunningRelay(self.environ(f"relay:{self.inner_place},127.0.0.1"))
+
+    def end_inner(self) -> None:
+        if self.inner is not None:
+            self.inner.end()
+        self.inner = None
+
+    def end_relay(self) -> None:
+        self.relay.end()
 
     def client(self, identity: str, keys: ClusterKeys | None = None) -> Client:
         client = Client(self.address, self.port, identity, self.silence_s, keys=self.keys, relay=self.place)
@@ -78,12 +107,21 @@ class Behind(Ends):
 
     def close(self) -> None:
         self.end_relay()
+        self.end_inner()
         super().close()
 
 
-@pytest.fixture(params=[None, KEYS], ids=["open", "secret"])
+@pytest.fixture(params=[(None, False), (KEYS, False), (None, True), (KEYS, True)], ids=_id_of)
 def behind(request: pytest.FixtureRequest) -> Iterator[Behind]:
-    ends = Behind(request.param)
+    keys, has_inner = request.param
+    ends = Behind(keys, has_inner=has_inner)
+    yield ends
+    ends.close()
+
+
+@pytest.fixture(params=[None, KEYS], ids=["open", "secret"])
+def tree(request: pytest.FixtureRequest) -> Iterator[Behind]:
+    ends = Behind(request.param, has_inner=True)
     yield ends
     ends.close()
 
@@ -136,6 +174,85 @@ def test_ranks_stay_at_the_relay_while_the_scheduler_is_replaced(behind: Behind)
     client.send(ASKED)
     behind.until_heard(lambda seen: Arrived("session-a", ASKED) in seen)
     assert behind.server.connections == 1, "the rank came without the relay"
+
+
+def test_repeated_heartbeat_waits_for_others_and_keeps_its_place(behind: Behind, monkeypatch: MonkeyPatch) -> None:
+    client = behind.connected("session-a")
+    beats = [Heartbeat(Credential("job", "0", "session-a", 1), 1, Activity.TRAINING, 1, None, step) for step in (1, 2)]
+    for beat in beats:
+        client.send(beat)
+        behind.until_heard(lambda seen, beat=beat: Arrived("session-a", beat) in seen)
+    monkeypatch.setattr(behind.relay.service, "_hold_s", 1e6)
+    client.send(beats[0])
+    until(lambda: behind.relay.service._messages, bool)
+    client.send(ASKED)
+    seen = behind.until_heard(lambda seen: Arrived("session-a", ASKED) in seen)
+    assert seen == [Arrived("session-a", beats[0]), Arrived("session-a", ASKED)]
+
+
+def test_relay_of_an_ended_inner_relay_connects_to_the_scheduler_and_no_rank_is_reported_as_closed(
+    tree: Behind,
+) -> None:
+    clients = {session: tree.connected(session) for session in RANKS}
+    for client in clients.values():
+        client.send(ASKED)
+    tree.until_heard(lambda seen: {Arrived(session, ASKED) for session in RANKS} <= {*seen})
+    tree.end_inner()
+    for session, client in clients.items():
+        until(tree.got(client), lambda item: isinstance(item, Up))
+        assert client.address == tree.place, "the rank has left its relay"
+        client.send(StopJob(session))
+    seen = tree.until_heard(lambda seen: {Arrived(session, StopJob(session)) for session in RANKS} <= {*seen})
+    assert not [item for item in seen if isinstance(item, ConnectionLost) and item.peer in RANKS]
+    assert tree.server.connections == 1
+    assert tree.server.send("session-a", Pending("session-a", 1, 2, 4))
+    until(tree.got(clients["session-a"]), lambda item: item == Got(Pending("session-a", 1, 2, 4)))
+
+
+def test_relay_below_an_inner_relay_is_not_reported_as_a_rank(tree: Behind) -> None:
+    client = tree.connected("session-a")
+    client.send(ASKED)
+    tree.until_heard(lambda seen: Arrived("session-a", ASKED) in seen)
+    tree.end_relay()
+    until(tree.got(client), lambda item: isinstance(item, Up))
+    assert client.address == SchedulerAddress("127.0.0.1", tree.port)
+    client.send(StopJob("direct"))
+    seen = tree.until_heard(lambda seen: Arrived("session-a", StopJob("direct")) in seen)
+    assert not [item for item in seen if isinstance(item, ConnectionLost | Garbled)]
+
+
+def test_relay_connects_directly_if_its_inner_relay_answers_nothing() -> None:
+    """A scheduler without inner relays refuses the hello, so that no welcome arrives."""
+    ends = Ends()
+    silent = zmq.Context()
+    listening = silent.socket(zmq.ROUTER)
+    inner = listening.bind_to_random_port("tcp://127.0.0.1")
+    place = free_port()
+    environ = {"SCHED_PORT": str(ends.port), "NODE_TIMEOUT": f"{ends.silence_s:g}"}
+    hosts = f"relay:127.0.0.1:{place},relay:127.0.0.1:{inner},127.0.0.1"
+    relay = RunningRelay({"SCHED_HOST": hosts, **environ})
+    try:
+        client = Client("127.0.0.1", ends.port, "session-a", ends.silence_s, relay=SchedulerAddress("127.0.0.1", place))
+        ends.clients.append(client)
+        until(ends.got(client), lambda item: isinstance(item, Up))
+        client.send(ASKED)
+        until(ends.heard, lambda item: item == Arrived("session-a", ASKED))
+    finally:
+        relay.end()
+        silent.destroy(linger=0)
+        ends.close()
+
+
+def test_relay_without_ranks_that_reconnects_logs_no_second_line(monkeypatch: MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(relay.log, "say", said.append)
+    hosts = f"relay:127.0.0.1:{free_port()},127.0.0.1"
+    service = RelayService(config.read({"SCHED_HOST": hosts}, role_required=False)[0])
+    monkeypatch.setattr(service._above, "drain", lambda: iter([Up(), Down(), Up()]))
+    service._carry_down()
+    service.stop()
+    service.serve()
+    assert said == ["the scheduler is reachable", f"relay for this host's workers, listening on {service._where}"]
 
 
 def test_relay_without_an_address_is_refused_with_the_line_to_export() -> None:
@@ -203,6 +320,86 @@ def problem_of(seen: list[object]) -> str:
     (garbled,) = seen
     assert isinstance(garbled, Garbled)
     return garbled.problem
+
+
+class LyingInnerRelay(LyingRelay):
+    """A relay of the test, behind which a relay is attached, behind which a rank is."""
+
+    def __init__(self, ends: Ends, keys: ClusterKeys) -> None:
+        super().__init__(ends, keys)
+        self.relay = RankEnd(relays_key(keys.session_key), "relay-below")
+        self.send(("relay-below", self.relay.hello))
+        assert self.relay.welcome(self.receive().deliveries[0].body)
+        self.inside = RankEnd(keys.session_key, "session-inside")
+        self.send_inside(("session-inside", self.inside.hello))
+        assert self.inside.welcome(self.receive_inside().deliveries[0].body)
+
+    def send_inside(self, *messages: tuple[str, bytes], closed: tuple[str, ...] = ()) -> None:
+        self.send(("relay-below", self.relay.seal(UPWARD.pack(Upward(messages, closed)))))
+
+    def receive_inside(self) -> Downward:
+        """Return the frame of the relay below, which the scheduler sent in a frame of this one."""
+        (delivery,) = self.receive().deliveries
+        assert delivery.sessions == ("relay-below",)
+        self.relay.check(delivery.stamps[0], delivery.body)
+        return DOWNWARD.unpack(delivery.body)
+
+    def beat(self) -> bytes:
+        return self.inside.seal(SCHEMA.pack(ASKED))
+
+
+@pytest.fixture
+def inner_liar(guarded: Ends) -> Iterator[LyingInnerRelay]:
+    assert KEYS is not None
+    relay = LyingInnerRelay(guarded, KEYS)
+    yield relay
+    relay.close()
+
+
+def test_inner_relay_can_forge_neither_a_frame_nor_a_rank_in_it(guarded: Ends, inner_liar: LyingInnerRelay) -> None:
+    recorded = inner_liar.beat()
+    frame = inner_liar.relay.seal(UPWARD.pack(Upward((("session-inside", recorded),))))
+    inner_liar.send(("relay-below", frame))
+    assert heard_after(guarded, inner_liar) == [Arrived("session-inside", ASKED)]
+    inner_liar.send(("relay-below", frame))
+    assert "it is repeated" in problem_of(heard_after(guarded, inner_liar))
+    inner_liar.send_inside(("session-inside", recorded))
+    assert "it is repeated" in problem_of(heard_after(guarded, inner_liar))
+    inner_liar.send_inside(("session-inside", inner_liar.beat()[:-1] + b"\xc3"))
+    assert "it is forged" in problem_of(heard_after(guarded, inner_liar))
+    inner_liar.send(("session-inside", inner_liar.beat()))
+    assert heard_after(guarded, inner_liar) == [], "a rank belongs to the relay through which it has attached"
+    inner_liar.send_inside(("session-b", RankEnd(relays_key(KEYS.session_key), "session-b").hello))  # type: ignore[union-attr]
+    assert "does not know the cluster's secret" in problem_of(heard_after(guarded, inner_liar))
+
+
+def test_inner_relay_reports_no_closed_connection_of_a_rank(guarded: Ends, inner_liar: LyingInnerRelay) -> None:
+    inner_liar.send_inside(("session-inside", inner_liar.beat()))
+    assert heard_after(guarded, inner_liar) == [Arrived("session-inside", ASKED)]
+    inner_liar.send(closed=("session-inside",))
+    assert heard_after(guarded, inner_liar) == []
+    inner_liar.send_inside(closed=(inner_liar.session,))
+    assert heard_after(guarded, inner_liar) == []
+    assert guarded.server.send("session-inside", Pending("session-inside", 1, 2, 4))
+    assert inner_liar.receive_inside().deliveries[0].sessions == ("session-inside",)
+    inner_liar.send(closed=("relay-below",))
+    assert heard_after(guarded, inner_liar) == [], "the end of a relay is not the end of its ranks"
+    assert not guarded.server.send("session-inside", Pending("session-inside", 1, 2, 4))
+
+
+def test_frames_inside_frames_are_bounded(guarded: Ends, inner_liar: LyingInnerRelay, monkeypatch: MonkeyPatch) -> None:
+    assert KEYS is not None
+    inner_liar.send(("relay-below", inner_liar.relay.seal(b"\xdd\xff\xff\xff\xff")))
+    assert "a relay's frame is malformed" in problem_of(heard_after(guarded, inner_liar))
+    inner_liar.send_inside(*[("x", b"")] * (MAX_BATCH + 1))
+    assert "a relay's frame is malformed" in problem_of(heard_after(guarded, inner_liar))
+    inner_liar.send_inside(("relay-2", RankEnd(relays_key(KEYS.session_key), "relay-2").hello))
+    assert "that no rank can have sent" in problem_of(heard_after(guarded, inner_liar))
+    inner_liar.send(("relay-2", RankEnd(KEYS.session_key, "relay-2").hello))
+    assert "does not know the cluster's secret" in problem_of(heard_after(guarded, inner_liar))
+    monkeypatch.setattr(relaying, "MAX_RANKS", 1)
+    inner_liar.send_inside(("session-b", RankEnd(KEYS.session_key, "session-b").hello))
+    assert "more than 1 rank" in problem_of(heard_after(guarded, inner_liar))
 
 
 def test_message_is_accepted_once_and_only_unchanged(guarded: Ends, liar: LyingRelay) -> None:

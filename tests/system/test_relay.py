@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,11 +22,13 @@ AWAY, BACK = r"the scheduler is unreachable", r"the scheduler is reachable again
 
 
 @contextmanager
-def relay_of(job: Job, warm: WarmStarter, script: Path | None = None) -> Iterator[Running]:
+def relay_of(
+    job: Job, warm: WarmStarter, script: Path | None = None, *, name: str = "relay", **more: str
+) -> Iterator[Running]:
     """Start the relay that the job's SCHED_HOST names, or another ``script`` in its place."""
     words = ("relay",) if script is None else ()
-    relay = warm.start(Command(script, words, job.environment(), job.folder, job.log("relay")))
-    job.wait_for("relay", "listening on")
+    relay = warm.start(Command(script, words, job.environment(**more), job.folder, job.log(name)))
+    job.wait_for(name, "listening on")
     try:
         yield relay
     finally:
@@ -37,6 +39,18 @@ def relay_of(job: Job, warm: WarmStarter, script: Path | None = None) -> Iterato
 
 def behind_relay(**more: str) -> dict[str, str]:
     return {"SCHED_HOST": f"relay:127.0.0.1:{free_port()},127.0.0.1", **more}
+
+
+def behind_inner(**more: str) -> dict[str, str]:
+    return {"SCHED_HOST": f"relay:127.0.0.1:{free_port()},relay:127.0.0.1:{free_port()},127.0.0.1", **more}
+
+
+@contextmanager
+def inner_of(job: Job, warm: WarmStarter, script: Path | None = None) -> Iterator[Running]:
+    """Start the inner relay that the job's SCHED_HOST names, and then the relay of the workers."""
+    _, above = job.settings["SCHED_HOST"].split(",", 1)
+    with relay_of(job, warm, script, name="inner", SCHED_HOST=above) as inner, relay_of(job, warm):
+        yield inner
 
 
 @pytest.mark.parametrize(
@@ -66,11 +80,56 @@ def test_relays_death_or_stop_costs_no_step(
         assert [step.number for step in job.steps(rank)] == list(range(1, STEPS + 1)), "a step was repeated"
 
 
+@pytest.mark.parametrize(
+    ("number", "secret"), [(signal.SIGKILL, SECRET), (signal.SIGSTOP, "")], ids=["killed-secret", "stopped"]
+)
+def test_inner_relays_death_or_stop_costs_no_step(
+    new_job: Callable[..., Job],
+    undisturbed: Callable[..., str],
+    warm: WarmStarter,
+    number: signal.Signals,
+    secret: str,
+) -> None:
+    job = new_job(*TRAINED, *GATED, settings=behind_inner(CLUSTER_SECRET=secret))
+    with inner_of(job, warm) as inner:
+        job.start()
+        job.open_gates(0)
+        job.wait_for_step(15)
+        job.wait_for("relay", "the scheduler is reachable through the relay at")
+        inner.signal(number)
+        job.wait_for("relay", "the scheduler is reachable directly")
+        for rank in job.ranks:
+            job.wait_for(rank, AWAY)
+            job.wait_for(rank, BACK)
+        inner.signal(signal.SIGCONT)
+        job.open_gates(40)
+        assert job.wait_finished() == undisturbed(*TRAINED)
+    assert_no_new_round(job)
+    for rank in job.ranks:
+        assert [step.number for step in job.steps(rank)] == list(range(1, STEPS + 1)), "a step was repeated"
+
+
+def test_losses_behind_an_inner_relay_are_noticed_and_repaired(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str], warm: WarmStarter
+) -> None:
+    _lose_a_worker_and_the_scheduler(new_job, undisturbed, warm, behind_inner(CLUSTER_SECRET=SECRET), inner_of)
+
+
 def test_losses_behind_a_relay_are_noticed_and_repaired(
     new_job: Callable[..., Job], undisturbed: Callable[..., str], warm: WarmStarter
 ) -> None:
-    job = new_job(*TRAINED, *GATED, settings=behind_relay(CLUSTER_SECRET=SECRET))
-    with relay_of(job, warm):
+    _lose_a_worker_and_the_scheduler(new_job, undisturbed, warm, behind_relay(CLUSTER_SECRET=SECRET), relay_of)
+
+
+def _lose_a_worker_and_the_scheduler(
+    new_job: Callable[..., Job],
+    undisturbed: Callable[..., str],
+    warm: WarmStarter,
+    settings: dict[str, str],
+    relays_of: Callable[[Job, WarmStarter], AbstractContextManager[Running]],
+) -> None:
+    job = new_job(*TRAINED, *GATED, settings=settings)
+    with relays_of(job, warm):
         job.start()
         job.open_gates(0)
         job.wait_for_step(15)
@@ -90,17 +149,19 @@ def test_losses_behind_a_relay_are_noticed_and_repaired(
     assert len(job.matches("scheduler", r"round \S+ opened")) == 2, job.tails()
 
 
+@pytest.mark.parametrize("is_inner", [False, True], ids=["host", "inner"])
 def test_lying_relay_hides_no_loss_and_is_reported(
-    new_job: Callable[..., Job], undisturbed: Callable[..., str], warm: WarmStarter
+    new_job: Callable[..., Job], undisturbed: Callable[..., str], warm: WarmStarter, *, is_inner: bool
 ) -> None:
     """It withholds the closed connection, and repeats and changes the ranks' messages, heartbeats and joins included.
 
     The scheduler cannot see the process, so it depends on another rank's report or on the end of the lease.
     """
-    settings = behind_relay(CLUSTER_SECRET=SECRET, NODE_TIMEOUT="3")
+    start, lying = (inner_of if is_inner else relay_of), PROBE.with_name("lying_relay.py")
+    settings = (behind_inner if is_inner else behind_relay)(CLUSTER_SECRET=SECRET, NODE_TIMEOUT="3")
     job = new_job(*TRAINED, *GATED, settings=settings, script=PROBE.with_name("on_host.py"))
     elsewhere = {HOST: "elsewhere"}
-    with relay_of(job, warm, PROBE.with_name("lying_relay.py")):
+    with start(job, warm, lying):
         job.start_scheduler()
         for rank in job.ranks:
             job.start_worker(rank, **elsewhere)

@@ -83,7 +83,7 @@ def restart_relay(log_dir: Path, program: Program) -> ProcessIdentity:
     present = relay_of(log_dir)
     if present is not None:
         return present
-    address, _, _ = split_relay(program.environment["SCHED_HOST"])
+    address = split_relay(program.environment["SCHED_HOST"]).relay
     assert address is not None, "the job's start has chosen it"
     sockets = listen([address.host], address.port)
     try:

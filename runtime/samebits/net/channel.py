@@ -6,6 +6,8 @@ increase, and a keyed BLAKE2b hash (RFC 7693) of the counter and the message. A 
 drop messages, but neither forge nor repeat them, and a recorded attachment is worthless after a restart of either end.
 A message to many ranks is hashed once, and each rank gets a stamp of that hash.
 
+A relay behind an inner relay attaches in the same way, with a key of the relays.
+
 Without a secret, the session key is empty, so a relay could forge messages, like any process that can connect to the
 scheduler.
 """
@@ -20,11 +22,17 @@ from hmac import compare_digest
 NONCE_BYTES = 16
 MAC_BYTES = 16
 HELLO, WELCOME, DATA = b"H", b"W", b"M"
+MAY_WAIT = b"B"
+"""Instead of DATA, for messages such as repeated heartbeats, which a relay may hold back for a moment.
+
+It is not authenticated, because a relay can delay any message anyway.
+"""
 UNREACHABLE, ATTACH_AGAIN = b"D", b"U"
 """Messages of the relay itself: the scheduler is unreachable, or is reachable and expects a hello."""
 _COUNTER = struct.Struct(">Q")
-_HEAD_BYTES = 1 + _COUNTER.size + MAC_BYTES
-_STAMP_BYTES = _COUNTER.size + MAC_BYTES
+_COUNTER_BYTES = _COUNTER.size
+_HEAD_BYTES = 1 + _COUNTER_BYTES + MAC_BYTES
+_STAMP_BYTES = _COUNTER_BYTES + MAC_BYTES
 
 
 class ForgedError(Exception):
@@ -34,6 +42,14 @@ class ForgedError(Exception):
 def digest_of(body: bytes) -> bytes:
     """Return the hash of a message that :meth:`SchedulerEnd.stamp` authenticates for each receiver."""
     return hashlib.blake2b(body, digest_size=32).digest()
+
+
+def relays_key(session_key: bytes) -> bytes:
+    """Return the key with which relays attach to an inner relay, derived from the session key; empty without one.
+
+    A relay cannot derive the session key from it.
+    """
+    return hashlib.blake2b(key=session_key, person=b"relays", digest_size=32).digest() if session_key else b""
 
 
 def _mac(key: bytes, person: bytes, *parts: bytes) -> bytes:
@@ -46,11 +62,12 @@ def _mac(key: bytes, person: bytes, *parts: bytes) -> bytes:
 class _Keyed:
     """One direction of an attachment: its key, and the last counter."""
 
-    __slots__ = ("_counter", "_state")
+    __slots__ = ("_counter", "_last", "_state")
 
     def __init__(self, key: bytes, person: bytes) -> None:
         self._state = hashlib.blake2b(key=key, person=person, digest_size=MAC_BYTES)
-        self._counter = 0
+        self._counter = 0  # of the last stamp
+        self._last = bytes(_COUNTER_BYTES)  # the last accepted counter; big-endian numbers compare like their bytes
 
     def stamp(self, body: bytes) -> bytes:
         """Return the next counter, and the hash of the counter and ``body``."""
@@ -62,15 +79,14 @@ class _Keyed:
 
     def check(self, stamp: bytes, body: bytes) -> None:
         """Accept an authentic message once; raise :class:`ForgedError` otherwise."""
-        counter = stamp[: _COUNTER.size]
+        counter = stamp[:_COUNTER_BYTES]
         state = self._state.copy()
         state.update(counter + body)
-        if len(stamp) != _STAMP_BYTES or not compare_digest(state.digest(), stamp[_COUNTER.size :]):
+        if len(stamp) != _STAMP_BYTES or not compare_digest(state.digest(), stamp[_COUNTER_BYTES:]):
             raise ForgedError("forged, or of another attachment")
-        number = _COUNTER.unpack(counter)[0]
-        if number <= self._counter:
+        if counter <= self._last:
             raise ForgedError("repeated")
-        self._counter = number
+        self._last = counter
 
 
 def _attachment_key(session_key: bytes, session: str, nonces: bytes) -> bytes:
@@ -109,9 +125,9 @@ class RankEnd:
         self.is_open = True
         return True
 
-    def seal(self, body: bytes) -> bytes:
+    def seal(self, body: bytes, *, may_wait: bool = False) -> bytes:
         """Return the message as it is sent to the relay, with counter and hash."""
-        return DATA + self._up.stamp(body) + body
+        return (MAY_WAIT if may_wait else DATA) + self._up.stamp(body) + body
 
     def check(self, stamp: bytes, body: bytes) -> None:
         """Check a message from the scheduler.

@@ -35,6 +35,8 @@ from typing import Any
 import zmq
 
 from samebits.core import messages
+from samebits.core.membership.leases import is_repeated
+from samebits.core.messages import Heartbeat
 from samebits.errors import ProtocolError
 from samebits.net.address import endpoint
 from samebits.net.address_book import AddressBook
@@ -195,8 +197,9 @@ class Client:
         identity: the name under which the scheduler knows this connection: the session, in ASCII.
         silence_s: after this long without ZeroMQ's own heartbeat, the connection counts as closed.
         keys: the cluster's keys; None for no authentication or encryption.
-        relay: the address of this host's relay; None if there is none.
+        relay: the address of this host's relay, or of the inner relay above it; None if there is none.
         wire: encodes and decodes the messages.
+        most_relayed_bytes: a longer message is not sent through the relay.
 
     Attributes:
         peer: the other end of the latest connection, as the kernel reports it; None before the first one.
@@ -212,14 +215,16 @@ class Client:
         keys: ClusterKeys | None = None,
         relay: SchedulerAddress | None = None,
         wire: Wire = messages.SCHEMA,
+        most_relayed_bytes: int = MAX_RELAYED_BYTES,
     ) -> None:
         self._waker = Waker()
         self._book = AddressBook(host, port, self.wake, relay)
-        self._keys, self._wire = keys, wire
+        self._keys, self._wire, self._most_relayed_bytes = keys, wire, most_relayed_bytes
         self._delay_s = silence_s / SPREAD * zlib.crc32(identity.encode()) / 2**32
         self._identity, self._silence_s = identity, silence_s
         self._handshake_s = max(1.0, silence_s)
         self._said_elsewhere: set[str] = set()
+        self._beat: Heartbeat | None = None  # the last one
         self.peer: tuple[str, int] | None = None
         self._context = zmq.Context()
         self._sockets = itertools.count()
@@ -546,13 +551,20 @@ class Client:
         present = self._book.present
         return "no address" if present is None else f"{present.host}, port {present.port} (SCHED_HOST, SCHED_PORT)"
 
-    def send(self, message: object) -> None:
-        """Send the message, or drop it if there is no connection."""
+    def send(self, message: object, *, may_wait: bool = False) -> None:
+        """Send the message, or drop it if there is no connection.
+
+        Args:
+            message: what to send. A heartbeat that repeats the previous one may wait in any case.
+            may_wait: whether a relay may hold the message back for a moment, to send it with others.
+        """
+        if type(message) is Heartbeat:
+            may_wait, self._beat = self._beat is not None and is_repeated(message, self._beat), message
         packed = self._wire.pack(message)
         if self._book.is_at_relay:
-            if self._end is None or not self._end.is_open or len(packed) > MAX_RELAYED_BYTES:
+            if self._end is None or not self._end.is_open or len(packed) > self._most_relayed_bytes:
                 return
-            packed = self._end.seal(packed)
+            packed = self._end.seal(packed, may_wait=may_wait)
         try:
             self._socket.send(packed, zmq.NOBLOCK)
         except zmq.Again:

@@ -25,6 +25,7 @@ from zmq.utils import z85
 
 from samebits.errors import SettingsError
 from samebits.named_file import read_named_file
+from samebits.net.channel import relays_key
 
 LEAST_SECRET_BYTES = 16
 MOST_SECRET_BYTES = 4096
@@ -52,7 +53,8 @@ class ClusterKeys:
         scheduler: the key pair of the listening side.
         worker: the key pair of the connecting side.
         relay: the key pair of relays, which may also connect to the listening side; None if relays may not connect.
-        session_key: authenticates a rank's messages through a relay, end to end; empty in a relay.
+        session_key: authenticates a rank's messages through a relay, end to end; in a relay, it is the key of the
+            relays, which authenticates only frames.
     """
 
     scheduler: KeyPair = field(repr=False)
@@ -61,14 +63,19 @@ class ClusterKeys:
     session_key: bytes = field(default=b"", repr=False)
 
     def above_relay(self) -> ClusterKeys:
-        """Return the keys with which a relay connects to the scheduler."""
+        """Return the keys with which a relay connects to the scheduler or to an inner relay."""
         assert self.relay is not None, "these keys are a relay's already"
-        return ClusterKeys(scheduler=KeyPair(self.scheduler.public, b""), worker=self.relay)
+        return ClusterKeys(
+            scheduler=KeyPair(self.scheduler.public, b""),
+            worker=self.relay,
+            relay=KeyPair(self.relay.public, b""),
+            session_key=relays_key(self.session_key),
+        )
 
     def below_relay(self) -> ClusterKeys:
-        """Return the keys that are used between a relay and its workers."""
+        """Return the keys that are used between a relay and its workers, or the relays below it."""
         assert self.relay is not None, "these keys are a relay's already"
-        return ClusterKeys(scheduler=self.relay, worker=self.worker)
+        return ClusterKeys(scheduler=self.relay, worker=self.worker, relay=KeyPair(self.relay.public, b""))
 
 
 def cluster_keys(secret: str | None, secret_file: Path | None) -> ClusterKeys | None:

@@ -5,9 +5,13 @@ scheduler answers with :class:`Downward` frames, in which a message to many rank
 messages: the ranks seal them (``net.channel``), each rank keeps its session and lease, and nothing about relays reaches
 the core.
 
+A relay may also connect to another relay, an inner one, which treats it like a rank: its frames are the messages that
+the inner relay passes on, sealed with a key that only relays and the scheduler have. So an inner relay is an ordinary
+relay, and only the scheduler unpacks frames inside frames, at most one level deep.
+
 A relay may report that a rank's connection to it has closed, which counts as a closed connection of that rank. If the
 relay's own connection closes, that says nothing about its ranks: no close is reported, and each rank's lease decides
-unless the rank attaches elsewhere in time.
+unless the rank attaches elsewhere in time. The same holds for a relay whose connection to an inner relay closes.
 """
 
 from __future__ import annotations
@@ -15,24 +19,28 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from samebits.core.values import MAX_ID_CHARS, Meta, Schema, Value, line
-from samebits.net.channel import HELLO, MAC_BYTES, NONCE_BYTES, ForgedError, SchedulerEnd, digest_of
+from samebits.errors import ProtocolError
+from samebits.net.channel import HELLO, MAC_BYTES, NONCE_BYTES, ForgedError, SchedulerEnd, digest_of, relays_key
 
 RELAY_PREFIX = b"relay-"
 MAX_FRAME_BYTES = 1 << 20
-MAX_RELAYED_BYTES = MAX_FRAME_BYTES - (1 << 12)
-"""The most bytes of a rank's message through a relay, which must fit into a frame."""
+MAX_NESTED_BYTES = MAX_FRAME_BYTES - (1 << 12)
+"""The most bytes that a relay accepts from a rank or from another relay, so that they fit into its frame."""
+MAX_RELAYED_BYTES = MAX_NESTED_BYTES - (1 << 12)
+"""The most bytes of a rank's message through a relay, whose frame must fit into that of an inner relay."""
 MAX_BATCH = 1024
 """Most messages in a frame."""
 MESSAGES_A_TURN = 16
 """Most messages in one of a peer's turns."""
 MAX_RANKS = 1024
-"""The most ranks behind one relay."""
+"""The most ranks, or relays, that are attached to one relay."""
 DOWN_BYTES = 1 << 20
 """From this size on, messages queued for a relay are sent without waiting for more."""
 
+_RELAY = RELAY_PREFIX.decode()
 _SESSION = re.compile(r"[0-9A-Za-z._-]{1,64}")
 _HELLO_BYTES = 1 + NONCE_BYTES + MAC_BYTES
 _Session = Annotated[str, line(MAX_ID_CHARS, least=1)]
@@ -87,8 +95,7 @@ class RelayWire:
         return DOWNWARD.unpack(packed, max_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
+class Carried(NamedTuple):
     """An authentic message from a rank, and the attachment through which it arrived."""
 
     session: str
@@ -112,20 +119,22 @@ class Detached:
 
 @dataclass(slots=True)
 class Attachment:
-    """A rank behind a relay, and the last heartbeat that it sent."""
+    """A rank behind a relay, and the last heartbeat that it sent; or a relay behind an inner one."""
 
     relay: _Relay
     end: SchedulerEnd
+    below: _Relay | None = None  # the attached relay itself; None for a rank
     said: bytes | None = None
     arrived: Any = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Relay:
-    """The connection of one relay: its ranks, and the messages queued for them."""
+    """One relay: its ranks, and the messages queued for them."""
 
     name: bytes
-    descriptor: int
+    descriptor: int  # of its connection, or of that of the inner relay
+    inner: _Relay | None = None
     attached: set[str] = field(default_factory=set)
     greeted: dict[str, SchedulerEnd] = field(default_factory=dict)
     """Ranks that were welcomed and have sent nothing since; any other attachment stays valid until they do."""
@@ -133,7 +142,7 @@ class _Relay:
     stamps: list[bytes] = field(default_factory=list)
     packed: object = None  # identifies the message to those ranks
     body: bytes = b""
-    messages: int = 0  # in the relay's last frame
+    messages: int = 0  # in the last frame of its connection
     deliveries: list[RelayedMessage] = field(default_factory=list)
     waiting_bytes: int = 0
     strangers: dict[str, None] = field(default_factory=dict)  # ranks that sent messages without being attached here
@@ -153,14 +162,20 @@ class RelayedRanks:
 
     def __init__(self, session_key: bytes, most: int, send: Callable[[bytes, bytes], object]) -> None:
         self._session_key, self._most, self._send = session_key, most, send
+        self._relays_key = relays_key(session_key)
         self.relays: dict[int, _Relay] = {}
         self._attachments: dict[str, Attachment] = {}
-        self._unsent: dict[int, _Relay] = {}
+        self._unsent: dict[_Relay, None] = {}
         self._digest: tuple[object, bytes] = (None, b"")
 
     def __contains__(self, session: str) -> bool:
         """Return whether the rank is attached to a relay."""
         return session in self._attachments
+
+    def descriptor_of(self, session: str) -> int | None:
+        """Return the descriptor of the connection through which an attached rank sends, or None."""
+        attachment = self._attachments.get(session)
+        return None if attachment is None else attachment.relay.descriptor
 
     def turns(self, descriptor: int) -> int:
         """Return how many turns of a peer the last frame of a relay has used.
@@ -181,7 +196,12 @@ class RelayedRanks:
         relay = self.relays.get(descriptor)
         if relay is None:
             relay = self.relays[descriptor] = _Relay(name, descriptor)
-        relay.messages = len(frame.messages)
+        relay.messages = 0
+        yield from self._take(relay, frame, relay)
+
+    def _take(self, relay: _Relay, frame: Upward, connected: _Relay) -> Iterator[Carried | Dropped | Detached]:
+        """Yield what a frame contains that came over the connection of the relay ``connected``."""
+        connected.messages += len(frame.messages)
         for session, sealed in frame.messages:
             if sealed[:1] == HELLO:
                 if problem := self._greet(relay, session, sealed):
@@ -194,17 +214,27 @@ class RelayedRanks:
                 continue
             if carried is None:
                 self._ask_to_attach(relay, session)
-            else:
+            elif (below := carried.attachment.below) is None:
                 yield carried
+            else:
+                try:
+                    inside = UPWARD.unpack(carried.body, MAX_FRAME_BYTES)
+                except ProtocolError as error:
+                    yield Dropped(f"a relay's frame is {error}")
+                else:
+                    yield from self._take(below, inside, connected)
         for session in frame.closed:
             relay.greeted.pop(session, None)
             if session in relay.attached:
+                is_rank = self._attachments[session].below is None
                 self.leave(session)
-                yield Detached(session)
+                if is_rank:
+                    yield Detached(session)
 
     def _greet(self, relay: _Relay, session: str, hello: bytes) -> str:
         """Welcome a rank; return "", or the reason why it is not welcomed."""
-        if len(hello) != _HELLO_BYTES or not _SESSION.fullmatch(session) or session.startswith(RELAY_PREFIX.decode()):
+        is_relay = session.startswith(_RELAY)
+        if len(hello) != _HELLO_BYTES or not _SESSION.fullmatch(session) or (is_relay and relay.inner is not None):
             return "dropped a hello from a relay that no rank can have sent"
         is_new = session not in relay.greeted and session not in relay.attached
         if is_new and len(relay.greeted) + len(relay.attached) >= MAX_RANKS:
@@ -214,12 +244,13 @@ class RelayedRanks:
         try:
             end = relay.greeted.get(session)
             if end is None or end.hello != hello:  # the welcome of a repeated hello must not replace the first one's
-                end = relay.greeted[session] = SchedulerEnd(self._session_key, session, hello)
+                key = self._relays_key if is_relay else self._session_key
+                end = relay.greeted[session] = SchedulerEnd(key, session, hello)
         except ForgedError as error:
             return f"dropped the hello of rank session {session[:8]} that came through a relay: it is {error}"
         self._close_delivery(relay)
         relay.deliveries.append(RelayedMessage((session,), (), end.welcome))
-        self._unsent[relay.descriptor] = relay
+        self._unsent[relay] = None
         return ""
 
     def _open(self, relay: _Relay, session: str, sealed: bytes) -> Carried | None:
@@ -242,35 +273,35 @@ class RelayedRanks:
                 self.leave(session)
                 del relay.greeted[session]
                 relay.attached.add(session)
-                present = self._attachments[session] = Attachment(relay, greeted)
+                below = _Relay(session.encode(), relay.descriptor, relay) if session.startswith(_RELAY) else None
+                present = self._attachments[session] = Attachment(relay, greeted, below)
                 return Carried(session, body, present)
         return None if present is None else Carried(session, present.end.unseal(sealed), present)
 
     def _ask_to_attach(self, relay: _Relay, session: str) -> None:
         if len(relay.strangers) < MAX_BATCH:
             relay.strangers[session] = None
-            self._unsent[relay.descriptor] = relay
+            self._unsent[relay] = None
 
     def leave(self, session: str) -> None:
-        """Forget the rank's attachment, if it has one."""
+        """Forget the attachment of the rank or relay, if it has one."""
         attachment = self._attachments.pop(session, None)
         if attachment is not None:
             attachment.relay.attached.discard(session)
+            if attachment.below is not None:
+                self._forget(attachment.below)
 
-    def drop(self, descriptor: int, unless: bytes = b"") -> set[str]:
-        """Forget a relay whose connection has closed, unless it has the name ``unless``.
-
-        Returns:
-            The relay's ranks, which are no longer attached to any relay.
-        """
+    def drop(self, descriptor: int, unless: bytes = b"") -> None:
+        """Forget a relay whose connection has closed, and all ranks behind it, unless it has the name ``unless``."""
         relay = self.relays.get(descriptor)
-        if relay is None or relay.name == unless:
-            return set()
-        del self.relays[descriptor]
-        self._unsent.pop(descriptor, None)
-        for session in relay.attached:
-            del self._attachments[session]
-        return relay.attached
+        if relay is not None and relay.name != unless:
+            del self.relays[descriptor]
+            self._forget(relay)
+
+    def _forget(self, relay: _Relay) -> None:
+        self._unsent.pop(relay, None)
+        for session in [*relay.attached]:
+            self.leave(session)
 
     def add(self, session: str, message: object, packed: bytes) -> None:
         """Queue a message to an attached rank until :meth:`flush`.
@@ -290,7 +321,7 @@ class RelayedRanks:
             relay.waiting_bytes += len(packed)
         relay.sessions.append(session)
         relay.stamps.append(attachment.end.stamp(self._digest[1]))
-        self._unsent[relay.descriptor] = relay
+        self._unsent[relay] = None
         if relay.waiting_bytes >= DOWN_BYTES:
             self._flush(relay)
 
@@ -301,13 +332,19 @@ class RelayedRanks:
         relay.sessions, relay.stamps, relay.packed, relay.body = [], [], None, b""
 
     def flush(self) -> None:
-        """Send the queued messages, in one frame to each relay."""
-        for relay in list(self._unsent.values()):
+        """Send the queued messages, in one frame to each relay; those behind an inner relay share its frame."""
+        for relay in [one for one in self._unsent if one.inner is not None]:
+            self._flush(relay)
+        for relay in [*self._unsent]:
             self._flush(relay)
 
     def _flush(self, relay: _Relay) -> None:
         self._close_delivery(relay)
         frame = Downward(tuple(relay.deliveries), tuple(relay.strangers))
         relay.deliveries, relay.strangers, relay.waiting_bytes = [], {}, 0
-        self._unsent.pop(relay.descriptor, None)
-        self._send(relay.name, DOWNWARD.pack(frame))
+        self._unsent.pop(relay, None)
+        packed = DOWNWARD.pack(frame)
+        if relay.inner is None:
+            self._send(relay.name, packed)
+        else:
+            self.add(relay.name.decode(), packed, packed)

@@ -74,7 +74,7 @@ BYTES_A_TURN = 16 << 10  # a longer message takes several turns
 MANY_TURNS = PEER_TURNS // 2
 FLOOD_TURNS = 8 * PEER_TURNS
 """A peer is closed once it has had so many turns in consecutive drains that ended before everything was read."""
-DRAIN_LIMIT = 8192  # messages per drain, or one per connection, if that is more
+DRAIN_LIMIT = 8192  # messages per drain, those in relays' frames included, or one per connection, if that is more
 MAX_SOCKETS = 65535
 MAX_REPEATED_BYTES = 512
 """A heartbeat has about 120 bytes; a longer one is not from SameBits, and is not kept."""
@@ -195,7 +195,7 @@ class Server:
         self._has_keys = keys is not None
         self._takes_relays = takes_relays
         session_key = b"" if keys is None else keys.session_key
-        self._relayed = RelayedRanks(session_key, self.max_connections, self._send)
+        self._relayed = RelayedRanks(session_key, most_connections, self._send)
         self._told: dict[type, tuple[object, bytes | zmq.Frame]] = {}  # by type, the last message and its packed form
         self._listen(addresses, port, {place_of(one): one for one in inherited})
 
@@ -259,7 +259,9 @@ class Server:
         turns: dict[_Sender, int] = {}
         turns_of_old: dict[bytes, int] = {}  # of senders with an older ZMTP, which has no descriptors, by name
         receive = self._socket.recv
-        for _ in range(self._drain_limit):
+        allowed = self._drain_limit
+        while allowed > 0:
+            allowed -= 1
             try:
                 name = receive(_NOW)
             except zmq.Again:
@@ -279,8 +281,9 @@ class Server:
                     continue
                 yield from self._read(name, body, more, descriptor, owners)
                 taken = 1 + len(body) // BYTES_A_TURN
-                if descriptor in self._relayed.relays:
+                if (relay := self._relayed.relays.get(descriptor)) is not None:
                     taken = max(taken, self._relayed.turns(descriptor))
+                    allowed -= relay.messages
                 turn = turns[sender] = turns.get(sender, 0) + taken
             if turn >= PEER_TURNS:
                 yield from self._cut_floods(turns)
@@ -298,7 +301,7 @@ class Server:
             elif not end.is_counted:
                 yield Rejected(end.address, Rejection.SILENT)
         displaced, self._displaced = self._displaced, []
-        yield from (ConnectionLost(peer) for peer in displaced if peer not in self._descriptor_of)
+        yield from (ConnectionLost(peer) for peer in displaced if self._descriptor(peer) is None)
 
     def _cut_floods(self, turns: dict[_Sender, int]) -> Iterator[Rejected]:
         """Close connections that have used too many turns and still have unread messages."""
@@ -361,14 +364,14 @@ class Server:
             for part in self._relayed.take(name, descriptor, packed):
                 match part:
                     case Carried(session, body, attachment):
-                        self._descriptor_of[session] = descriptor
+                        self._descriptor_of.pop(session, None)  # it had a connection of its own before
                         is_repeated = body == attachment.said
                         found.append(
                             attachment.arrived if is_repeated else self._decoded(attachment, session, body, descriptor)
                         )
                     case Dropped(problem):
                         found.append(Garbled("", problem, self._gate.address_of(descriptor)))
-                    case Detached(session) if self._descriptor_of.pop(session, None) is not None:
+                    case Detached(session):
                         found.append(ConnectionLost(session))
         except ProtocolError as error:
             found.append(Garbled("", f"a relay's frame is {error}", self._gate.address_of(descriptor)))
@@ -391,8 +394,7 @@ class Server:
 
         Their connections do not count as closed; each rank's lease decides.
         """
-        for session in self._relayed.drop(descriptor, still):
-            self._descriptor_of.pop(session, None)
+        self._relayed.drop(descriptor, still)
 
     def _problem_of_name(self, name: bytes, body: zmq.Frame) -> str:
         """Return why a connection may not have this name, or "".
@@ -422,7 +424,12 @@ class Server:
 
     def address_of(self, peer: str) -> str:
         """Return the IP address from which the peer's connection comes."""
-        return self._gate.address_of(self._descriptor_of.get(peer, -1))
+        descriptor = self._descriptor(peer)
+        return UNKNOWN if descriptor is None else self._gate.address_of(descriptor)
+
+    def _descriptor(self, peer: str) -> int | None:
+        """Return the descriptor of the connection over which the peer sends: its own, or a relay's."""
+        return self._descriptor_of.get(peer) or self._relayed.descriptor_of(peer)
 
     def send_frames(self, peer: str, *frames: bytes) -> bool:
         """Send a message of several frames. If the peer is gone, drop it and return False."""
@@ -434,8 +441,8 @@ class Server:
         The scheduler repeats it when the peer returns.
         """
         packed = self._pack(message)
-        if type(message) in WELCOMES:
-            self._gate.settle(self._descriptor_of.get(peer, -1))
+        if type(message) in WELCOMES and (descriptor := self._descriptor(peer)) is not None:
+            self._gate.settle(descriptor)
         if peer in self._relayed:
             self._relayed.add(peer, packed, packed if isinstance(packed, bytes) else packed.bytes)
             return True

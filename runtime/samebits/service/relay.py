@@ -1,8 +1,8 @@
-"""Run a host's relay: one connection to the scheduler for all ranks of the host.
+"""Run a relay: one connection to the scheduler for all ranks of a host, or for the relays of many hosts.
 
-A relay reads only the names of the connections. It packs its ranks' messages into frames, and copies the scheduler's
-messages to the ranks (``net.relaying``). It has no state that outlives a connection, so it may be killed, stopped and
-restarted at any time: its ranks continue training and connect elsewhere.
+A relay reads only the names of the connections, and treats relays that connect to it like ranks. It packs its ranks'
+messages into frames, and copies the scheduler's messages to the ranks (``net.relaying``). It has no state that outlives
+a connection, so it may be killed, stopped and restarted at any time: its ranks continue training and connect elsewhere.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import zmq
 from samebits.config import Settings, inherited_sockets, require_secret
 from samebits.errors import ProtocolError, UsageError
 from samebits.net.address import listening, taken_over
-from samebits.net.channel import ATTACH_AGAIN, DATA, HELLO, UNREACHABLE
+from samebits.net.channel import ATTACH_AGAIN, DATA, HELLO, MAY_WAIT, UNREACHABLE
 from samebits.net.client import Client, Down, Got, PassedOver, ShutOut, TurnedAway, Up
 from samebits.net.curve import cluster_keys
 from samebits.net.relaying import (
     MAX_BATCH,
-    MAX_FRAME_BYTES,
+    MAX_NESTED_BYTES,
     MAX_RANKS,
     MAX_RELAYED_BYTES,
     RELAY_PREFIX,
@@ -37,10 +37,16 @@ from samebits.printable import counted
 from samebits.service import log
 from samebits.service.scheduling.unknown_peers import UnknownPeers
 
+HOLD_S = 0.25
+"""The longest time for which messages that may wait are held back, so that they share a frame."""
+HOLDS_A_TIMEOUT = 20
+"""That time is at most NODE_TIMEOUT divided by this, so that no lease depends on it."""
 LOOK_S = 1.0  # how often silent connections are checked, if nothing arrives
 CONNECTIONS_A_RANK = 2
 OVERHEAD_BYTES = 80
 """The most bytes that a message takes in a frame besides its body: the session, and msgpack's lengths."""
+SEAL_BYTES = 64
+"""Room for the counter and hash with which a frame is sealed for an inner relay."""
 
 
 class Sealed:
@@ -57,17 +63,17 @@ class Sealed:
         Raises:
             ProtocolError: the bytes do not fit into a frame.
         """
-        most = min(max_bytes, MAX_RELAYED_BYTES)
+        most = min(max_bytes, MAX_NESTED_BYTES)
         if len(packed) > most:
             raise ProtocolError(f"{len(packed)} bytes, at most {most} are accepted")
         return packed
 
 
 class RelayService:
-    """The relay of one host.
+    """The relay of one host, or the inner relay of several.
 
     Args:
-        settings: SCHED_HOST names the relay's own address and the scheduler's.
+        settings: SCHED_HOST names the relay's own address, perhaps an inner relay's, and the scheduler's.
         linger_s: ``serve`` returns once no worker was connected for so long, after the first one; None: never. Without
             a scheduler it returns after NODE_TIMEOUT, if that is shorter.
 
@@ -107,10 +113,17 @@ class RelayService:
             f"{RELAY_PREFIX.decode()}{uuid.uuid4().hex}",
             settings.node_timeout_s,
             keys=None if keys is None else keys.above_relay(),
+            relay=settings.inner_relay,
             wire=RelayWire(),
+            most_relayed_bytes=MAX_NESTED_BYTES - SEAL_BYTES,
         )
-        self._where = f"{settings.relay}"
+        self._where, self._inner = f"{settings.relay}", settings.inner_relay
         self._ranks: set[str] = set()
+        self._said = ""  # the last line about the scheduler
+        self._messages: list[tuple[str, bytes]] = []  # for the next frame
+        self._bytes = 0
+        self._hold_s = min(HOLD_S, settings.node_timeout_s / HOLDS_A_TIMEOUT)
+        self._send_by = math.inf  # when the next frame is due
         self.strangers = UnknownPeers()
         self._is_up = False
         self._linger_s = math.inf if linger_s is None else linger_s
@@ -148,7 +161,7 @@ class RelayService:
         poller = zmq.Poller()
         for source in (*self._below.sources, *self._above.sources, self._waker.descriptor):
             poller.register(source, zmq.POLLIN)
-        pause_s = self._above.pause_s(LOOK_S)
+        pause_s = self._above.pause_s(min(LOOK_S, max(0.0, self._send_by - time.monotonic())))
         poller.poll(0 if pause_s is None else int(pause_s * 1000 + 0.999))
         self._below.wait(0)
         self._above.wait(0)
@@ -158,11 +171,16 @@ class RelayService:
             match incoming:
                 case Up():
                     self._is_up = True
+                    if (text := f"the scheduler is reachable{self._way()}") != self._said:
+                        log.say(text)  # without workers, the scheduler closes the connection every few seconds
+                        self._said = text
                     self._tell(self._ranks, ATTACH_AGAIN)
                 case Down() if self._is_up:
                     self._is_up = False
+                    self._messages, self._bytes, self._send_by = [], 0, math.inf
                     if self._ranks:
                         log.warn(f"the scheduler is unreachable; notifying {counted(len(self._ranks), 'worker')}")
+                        self._said = ""
                     self._tell(self._ranks, UNREACHABLE)
                 case Got(Downward(deliveries, detached)):
                     for delivery in deliveries:
@@ -170,6 +188,12 @@ class RelayService:
                     self._tell(detached, ATTACH_AGAIN)
                 case ShutOut(text) | TurnedAway(text) | PassedOver(text):
                     log.warn(text)
+
+    def _way(self) -> str:
+        """Return how the scheduler is reached, or "" if there is only one way."""
+        if self._inner is None:
+            return ""
+        return f" through the relay at {self._inner}" if self._above.address == self._inner else " directly"
 
     def _deliver(self, delivery: RelayedMessage) -> None:
         """Send a message to each rank that it names. A message without stamps is a welcome."""
@@ -184,14 +208,16 @@ class RelayService:
             self._below.send(session, body)
 
     def _carry_up(self) -> None:
-        messages: list[tuple[str, bytes]] = []
         closed: list[str] = []
+        is_urgent = False
         for incoming in self._below.drain():
             match incoming:
                 case Arrived(session, sealed):
                     self._ranks.add(session)
                     if self._is_up:
-                        messages.append((session, sealed))
+                        self._messages.append((session, sealed))
+                        self._bytes += len(sealed)
+                        is_urgent = is_urgent or sealed[:1] != MAY_WAIT
                     elif sealed[:1] == HELLO:
                         self._below.send(session, UNREACHABLE)
                 case ConnectionLost(session):
@@ -204,8 +230,15 @@ class RelayService:
                     self.strangers.garbled(address, problem)
         for note in self.strangers.lines(time.monotonic()):
             log.warn(note.text)
-        for frame in frames_of(messages, closed):
-            self._above.send(frame)
+        if closed:
+            is_urgent = True
+        now = time.monotonic()
+        if is_urgent or len(self._messages) >= MAX_BATCH or self._bytes >= MAX_RELAYED_BYTES or self._send_by <= now:
+            for frame in frames_of(self._messages, closed):
+                self._above.send(frame, may_wait=not is_urgent)
+            self._messages, self._bytes, self._send_by = [], 0, math.inf
+        elif self._messages and self._send_by == math.inf:
+            self._send_by = now + self._hold_s
 
 
 def frames_of(messages: Sequence[tuple[str, bytes]], closed: Sequence[str]) -> Iterator[Upward]:
@@ -213,7 +246,7 @@ def frames_of(messages: Sequence[tuple[str, bytes]], closed: Sequence[str]) -> I
     first, size = 0, 0
     for number, (_, sealed) in enumerate(messages):
         needs = len(sealed) + OVERHEAD_BYTES
-        if number - first == MAX_BATCH or size + needs > MAX_FRAME_BYTES:
+        if number - first == MAX_BATCH or size + needs > MAX_RELAYED_BYTES:
             yield Upward(tuple(messages[first:number]))
             first, size = number, 0
         size += needs

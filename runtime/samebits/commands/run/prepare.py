@@ -325,7 +325,7 @@ def read_start(request: RunRequest) -> PreparedJob:
     relay, relay_listener = _relay(settings, request)
     if relay is not None:
         settings = replace(settings, relay=relay)
-        environment = {**environment, "SCHED_HOST": with_relay(relay, settings.sched_host)}
+        environment = {**environment, "SCHED_HOST": with_relay(relay, settings.sched_host, settings.inner_relay)}
     start = JobSpec(
         folder=Path.cwd(),
         interpreter=sys.executable,

@@ -115,39 +115,36 @@ class Leases:
 
     def expired(self) -> list[tuple[Seat, str]]:
         """Return the seats whose lease is over, with the reason. Call this only after the socket is drained."""
-        ledger, over = self._ledger, []
-        again = set()
+        return [(seat, reason) for _, seat, reason in self._take_over()]
+
+    def silent(self) -> list[Seat]:
+        """Return the seats that ``expired`` would return now because they are silent, without changing them."""
+        over = self._take_over()
+        for due, seat, _ in over:
+            heapq.heappush(self._deadlines, (due, seat.node, seat.incarnation))
+        now, presences = self._ledger.now, self._ledger.presences
+        return [seat for _, seat, _ in over if presences[seat.node].lease_until <= now]
+
+    def _take_over(self) -> list[tuple[float, Seat, str]]:
+        """Remove and return the leases that are over; those that were renewed get their present deadline."""
+        ledger, over, again = self._ledger, {}, set()
         while self._deadlines and self._deadlines[0][0] <= ledger.now:
             _, node, incarnation = heapq.heappop(self._deadlines)
             seat = ledger.state.seats.get(node)
             if seat is None or seat.incarnation != incarnation or not seat.is_held or seat.is_retired:
                 continue
             presence = ledger.presences[node]
+            if presence.lease_until > ledger.now and presence.grace_until is None:
+                again.add((presence.lease_until, node, incarnation))
+                continue
             due, reason = self._due(presence)
             if due <= ledger.now:
-                over.append((seat, reason))
+                over[node] = due, seat, reason
             else:
                 again.add((due, node, incarnation))  # one entry, however many came up
         for entry in sorted(again):
             heapq.heappush(self._deadlines, entry)
-        return list({seat.node: (seat, reason) for seat, reason in over}.values())
-
-    def silent(self) -> list[Seat]:
-        """Return the seats that ``expired`` would return now because they are silent, without changing them."""
-        ledger, due = self._ledger, []
-        while self._deadlines and self._deadlines[0][0] <= ledger.now:
-            due.append(heapq.heappop(self._deadlines))
-        for entry in due:
-            heapq.heappush(self._deadlines, entry)
-        seats = [ledger.state.seats.get(node) for node in dict.fromkeys(node for _, node, _ in due)]
-        return [
-            seat
-            for seat in seats
-            if seat is not None
-            and seat.is_held
-            and not seat.is_retired
-            and ledger.presences[seat.node].lease_until <= ledger.now
-        ]
+        return list(over.values())
 
     def shift(self, gap_s: float) -> None:
         """Extend leases by the length of a pause of the scheduler, so that no node loses its lease because of it.
@@ -236,7 +233,7 @@ class Repeats:
             return False
         before, presence, _ = known
         if message is not before:
-            if not isinstance(message, Heartbeat) or not _is_repeated(message, before):
+            if not isinstance(message, Heartbeat) or not is_repeated(message, before):
                 return False
             presence.step = message.step
         presence.hear(self._ledger.now, self._ledger.policy)
@@ -253,7 +250,8 @@ class Repeats:
             self._said.clear()  # drop sessions that have ended
 
 
-def _is_repeated(message: Heartbeat, before: Heartbeat) -> bool:
+def is_repeated(message: Heartbeat, before: Heartbeat) -> bool:
+    """Return whether a heartbeat only renews the lease after an earlier one. During training the step may differ."""
     return (
         message.activity is before.activity
         and (message.step == before.step or message.activity is Activity.TRAINING)
