@@ -234,9 +234,11 @@ main()
 _LM_CONF = "store_type=tcp,read_timeout=120,lm_resiliency_restart_context_path={folder}/context.json"
 UNPORTED, PORTED = worker_module("torchrun")[1:], worker_module("recovery")[1:]
 PLAIN = Launcher("plain DDP, without a launcher", plain)
-RUN, RUN_WITHOUT_SPARE, TORCHRUN, RAY, LM, TORCHFT, NVRX = (
+RUN, RUN_WITHOUT_SPARE, PORTED_OURS, RAY_OURS, TORCHRUN, RAY, LM, TORCHFT, NVRX = (
     "samebits run",
     "samebits run --spares 0",
+    "torchrun samebits, ported",
+    "Ray samebits, one spare",
     "torchrun c10d",
     "Ray Train",
     "lm-resiliency",
@@ -248,9 +250,9 @@ LAUNCHERS = (
     Launcher(RUN_WITHOUT_SPARE, samebits_run(0, "--spares", "0")),
     Launcher(TORCHRUN, torchrun(UNPORTED, "c10d")),
     Launcher("torchrun samebits, unported", torchrun(UNPORTED, "samebits")),
-    Launcher("torchrun samebits, ported", torchrun(PORTED, "samebits")),
+    Launcher(PORTED_OURS, torchrun(PORTED, "samebits")),
     Launcher(RAY, ray_train, lambda python: with_modules(python, "ray.train.torch")),
-    Launcher("Ray samebits, one spare", ray_samebits, lambda python: with_modules(python, "ray")),
+    Launcher(RAY_OURS, ray_samebits, lambda python: with_modules(python, "ray")),
     Launcher(
         LM,
         torchrun(UNPORTED, "lm_resiliency", ("-c", _LM_RESILIENCY), _LM_CONF),
@@ -308,19 +310,21 @@ def _step_ms(channel: Channel, since_s: float) -> float:
 
 def recovered(channel: Channel, killed_s: float, victim: int) -> frozenset[int]:
     """Return the pids of the ranks that have finished a step that no rank had finished before the kill."""
-    highest = highest_before(channel, killed_s)
-    return frozenset(pid for pid, step in channel.reached.items() if step > highest and pid != victim)
+    highest, steps = highest_before(channel, killed_s), channel.select("stepped", since_s=killed_s)
+    return frozenset(one.pid for one in steps if (one.step or 0) > highest and one.pid != victim)
 
 
 def evaluate(channel: Channel, killed_s: float, pids: frozenset[int]) -> tuple[float, int]:
     """Return the seconds until each of these ranks finished a new step, and the number of steps redone."""
-    highest, firsts = highest_before(channel, killed_s), []
+    highest, firsts, redone = highest_before(channel, killed_s), [], 0
     for pid in pids:
+        earlier = [one.step or 0 for one in channel.select("stepped", pids=frozenset({pid})) if one.at_s <= killed_s]
         steps = channel.select("stepped", since_s=killed_s, pids=frozenset({pid}))
         firsts.append(min((one for one in steps if (one.step or 0) > highest), key=lambda one: one.at_s))
-    trains = channel.select("trains", since_s=killed_s, pids=pids)
-    resumed = [one.step for one in trains if one.step is not None]  # torchft's workers do not know it yet
-    return last_s(firsts) - killed_s, max(0, highest - min(resumed, default=highest))
+        first = min(one.step or 0 for one in steps)
+        if not earlier or first <= max(earlier):  # else a survivor that continued where it was
+            redone = max(redone, highest + 1 - first)
+    return last_s(firsts) - killed_s, redone
 
 
 def _outlives(stage: Stage, coordinator: int, stack: contextlib.ExitStack) -> bool:
@@ -480,13 +484,27 @@ def fill_pages(stored: Mapping[str, Any], folder: Path) -> None:
         before, _, rest = page.read_text().partition(BEGIN)
         after = rest.partition(END)[2]
         page.write_text(before + BEGIN + page_table(stored, is_chinese="zh-CN" in page.name) + END + after)
-    if RUN not in stored["rows"]:
-        return
     for page in (folder / name for name in _READMES):
         shown = readme_rows(stored, is_chinese="zh-CN" in page.name)
         lines = page.read_text().splitlines(keepends=True)
         page.write_text("".join(shown.get(line.split(" | ")[0], line) for line in lines))
-    redraw(folder / _FIGURES, json.dumps(stored["report"]), stored["date"])
+    redraw(folder / _FIGURES, json.dumps(_figures(stored)), stored["date"])
+
+
+def _figures(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored run in the form of a report's last line, as far as the chart needs it."""
+    found = {
+        name: {"recovered_s": figures["recovered_s"][1]}
+        for name, figures in stored["rows"].items()
+        if "recovered_s" in figures
+    }
+    return {
+        "benchmark": "launchers",
+        "machine": {"cores": stored["cores"]},
+        "versions": {"torch": stored.get("torch", "2.13")},
+        "ours": {name: one for name, one in found.items() if "samebits" in name},
+        "peers": {name: one for name, one in found.items() if "samebits" not in name},
+    }
 
 
 _README_COLUMNS = (TORCHRUN, TORCHFT, NVRX, LM, RAY)
@@ -495,7 +513,10 @@ _README_COLUMNS = (TORCHRUN, TORCHFT, NVRX, LM, RAY)
 def readme_rows(stored: Mapping[str, Any], *, is_chinese: bool) -> dict[str, str]:
     """Return the lines of the README's table that come from a run, by their first cell."""
     rows = stored["rows"]
-    spare, restart = (cells(name, rows.get(name, {"trials": 0})) for name in (RUN, RUN_WITHOUT_SPARE))
+    spare, restart = (
+        cells(name, rows.get(name, {"trials": 0}))
+        for name in (RUN if RUN in rows else RAY_OURS, RUN_WITHOUT_SPARE if RUN_WITHOUT_SPARE in rows else PORTED_OURS)
+    )
     peers = [cells(name, rows.get(name, {"trials": 0})) for name in _README_COLUMNS]
     if is_chinese:
         heads = "到全部 rank 重新迈步", "重做的步数"
@@ -522,7 +543,10 @@ def main() -> None:
         "--seed", type=int, default=1, help="seed that selects the killed ranks and the times (default: 1)"
     )
     parser.add_argument(
-        "--into", type=Path, metavar="FILE", help="store the rows in this file, and update the tables in the docs"
+        "--into",
+        type=Path,
+        metavar="FILE",
+        help="store the rows in this file, and update the tables in the docs; with --only, keep the file's other rows",
     )
     parser.add_argument(
         "--pages", type=Path, metavar="FILE", help="measure nothing; update the tables in the docs from this file"
@@ -543,9 +567,12 @@ def main() -> None:
     if arguments.into is not None:
         document = made.document()
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        stored = {"date": today, "cores": document["machine"]["cores"], "load": os.getloadavg()[2]}
-        stored |= {"floor_s": floor_s(undisturbed, detections_s), "rows": summary(undisturbed, rows)}
-        stored["report"] = document
+        machine, versions = document["machine"], document["versions"]
+        stored: dict[str, Any] = {"date": today, "cores": machine["cores"], "load": os.getloadavg()[2]}
+        earlier = json.loads(arguments.into.read_text())["rows"] if arguments.only and arguments.into.exists() else {}
+        found = {**earlier, **summary(undisturbed, rows)}
+        stored |= {"torch": versions["torch"], "floor_s": floor_s(undisturbed, detections_s)}
+        stored["rows"] = {one.name: found.pop(one.name) for one in LAUNCHERS if one.name in found} | found
         arguments.into.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
         fill_pages(stored, REPOSITORY)
     made.print(text)

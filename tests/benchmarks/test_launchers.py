@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from benchmarks import launchers
 from benchmarks.launchers import (
     BEGIN,
     END,
+    PORTED_OURS,
+    RAY_OURS,
     RUN,
     RUN_WITHOUT_SPARE,
     Launcher,
@@ -43,18 +46,34 @@ def channel(folder: Path, *events: tuple[str, int, float, int]) -> Channel:
     return made
 
 
-def test_a_rank_has_recovered_with_a_step_that_no_rank_had_finished(tmp_path: Path) -> None:
-    survivor = [("stepped", 1, 9.0, 30), ("trains", 1, 11.0, 28), ("stepped", 1, 12.0, 29), ("stepped", 1, 13.5, 31)]
-    newcomer = [("trains", 2, 11.5, 28), ("stepped", 2, 12.5, 30), ("stepped", 2, 14.0, 31), ("stepped", 2, 15.0, 32)]
-    made = channel(tmp_path, *survivor, *newcomer)
-    assert evaluate(made, 10.0, frozenset({1, 2})) == (4.0, 2)
+@pytest.mark.parametrize(
+    ("survivor", "newcomer", "redone"),
+    [
+        ([29, 30, 31], [29, 30, 31, 32], 2),  # both went back to step 28
+        ([31, 32], [31, 32], 0),  # a newcomer that copies the survivor's step
+        ([30, 31], [31, 32], 0),  # the survivor was still in step 30
+    ],
+)
+def test_a_rank_has_recovered_with_a_step_that_no_rank_had_finished(
+    survivor: list[int], newcomer: list[int], redone: int, tmp_path: Path
+) -> None:
+    before = [("stepped", 3, 9.0, 30), ("stepped", 1, 9.0, survivor[0] - 1 if redone == 0 else 30)]
+    after = [("stepped", 1, 12.0 + at, step) for at, step in enumerate(survivor)]
+    replaced = [("trains", 2, 11.0, 0), *(("stepped", 2, 12.5 + at, step) for at, step in enumerate(newcomer))]
+    made = channel(tmp_path, *before, *after, *replaced)
+    last_s = 12.5 + newcomer.index(31)
+    assert evaluate(made, 10.0, frozenset({1, 2})) == (max(last_s, 12.0 + survivor.index(31)) - 10.0, redone)
     made.close()
 
 
-def test_a_step_before_the_kill_whose_report_comes_late_is_no_recovery(tmp_path: Path) -> None:
-    late = ("stepped", 1, 9.9, 31)
-    made = channel(tmp_path, ("stepped", 1, 9.0, 30), ("stepped", 2, 9.0, 30), late, ("stepped", 2, 12.0, 31))
-    made.reached = {1: 31, 2: 31}
+def test_only_a_step_after_the_kill_is_a_recovery(tmp_path: Path) -> None:
+    late = ("stepped", 1, 9.9, 31)  # its report arrives after the kill
+    restored = ("trains", 2, 11.0, 32)  # a step that was committed, and not reported
+    made = channel(
+        tmp_path, ("stepped", 1, 9.0, 30), late, restored, ("stepped", 2, 12.0, 33), ("stepped", 3, 12.0, 33)
+    )
+    assert recovered(made, 10.0, victim=3) == frozenset({2})
+    made.moments = [one for one in made.moments if one.step != 33]
     assert recovered(made, 10.0, victim=3) == frozenset()
     made.close()
 
@@ -143,11 +162,9 @@ def test_table_has_every_launcher_and_the_load() -> None:
 RUN_ROWS = {RUN: [Row(0.0623, 0, 2.0, True)], RUN_WITHOUT_SPARE: [Row(1.41, 0, 2.0, True)], **ROWS}
 
 
-def stored_run(rows: dict[str, list[Row]]) -> dict[str, object]:
-    undisturbed = [Row(step_ms=2.0)]
-    document = report(undisturbed, rows, (1.0, 1.0, 1.0), [0.02])[0].document()
-    head = {"date": "2026-11-27", "cores": 2, "load": 1.04, "floor_s": 0.025}
-    return {**head, "rows": summary(undisturbed, rows), "report": document}
+def stored_run(rows: dict[str, list[Row]]) -> dict[str, Any]:
+    head = {"date": "2026-11-27", "cores": 2, "load": 1.04, "torch": "2.13.0", "floor_s": 0.025}
+    return {**head, "rows": summary([Row(step_ms=2.0)], rows)}
 
 
 @pytest.fixture
@@ -195,19 +212,23 @@ def test_readme_and_its_chart_show_the_same_run(docs: Path) -> None:
     assert "0.062 s" in (docs / "docs" / "until-stepping.svg").read_text()
 
 
-def test_run_without_samebits_run_changes_only_the_table(docs: Path) -> None:
-    before = [(docs / name).read_text() for name in ("README.md", "docs/until-stepping.json")]
-    fill_pages(stored_run(ROWS), docs)
-    assert [(docs / name).read_text() for name in ("README.md", "docs/until-stepping.json")] == before
+def test_readme_shows_the_samebits_rows_that_there_are(docs: Path) -> None:
+    rows = {**ROWS, RAY_OURS: [Row(0.1, 0, 2.0, True)], PORTED_OURS: [Row(2.42, 1, 2.0, True)]}
+    found = readme_rows(stored_run(rows), is_chinese=False)
+    assert found["| steps redone"].startswith("| steps redone | 0; 1 without a spare | 0–7 |")
+    fill_pages(stored_run(rows), docs)
+    assert "| 0.1 s with a spare, 2.42 s without | 7 s (6–8) |" in (docs / "README.md").read_text()
+    _, bars = bars_of((docs / "docs" / "until-stepping.json").read_text())
+    assert [(one.seconds, one.ours) for one in bars] == [(0.1, True), (2.4, True), (7.0, False)]
 
 
 def test_docs_show_the_stored_run() -> None:
-    file = REPOSITORY / "docs" / "launchers.json"
-    if not file.exists():
-        return
-    stored = json.loads(file.read_text())
+    stored = json.loads((REPOSITORY / "docs" / "launchers.json").read_text())
     for name, is_chinese in ((".md", False), (".zh-CN.md", True)):
         page = (REPOSITORY / "docs" / "explanation" / f"comparison{name}").read_text()
         assert f"{BEGIN}{page_table(stored, is_chinese=is_chinese)}{END}" in page
         readme = (REPOSITORY / f"README{name}").read_text()
         assert all(line in readme for line in readme_rows(stored, is_chinese=is_chinese).values())
+    _, bars = bars_of((REPOSITORY / "docs" / "until-stepping.json").read_text())
+    measured = [figures["recovered_s"][1] for figures in stored["rows"].values() if "recovered_s" in figures]
+    assert {one.seconds for one in bars} <= {float(f"{one:.2g}") for one in measured}
