@@ -196,13 +196,18 @@ def samebits_run(spares: int, *options: str) -> Callable[[Stage, str], Job]:
     """Return the starter for ``samebits run`` with these options, which give the job this many spares."""
 
     def start(stage: Stage, python: str) -> Job:
-        words = ["-n", str(WORLD_SIZE), "--sched-port", str(free_port()), *options, *PORTED]
-        stage.start("run", [sys.executable, "-m", "samebits", "run", *words], _path(), is_parent=True)
+        start_samebits_run(stage, *options)
         wait_until_entered(stage.channel, WORLD_SIZE + spares)
         pid_file = stage.folder / "device" / "scheduler.pid"
         return Job(lambda: int(pid_file.read_text().split()[0]))
 
     return start
+
+
+def start_samebits_run(stage: Stage, *options: str) -> None:
+    """Start ``samebits run`` with these options."""
+    words = ["-n", str(WORLD_SIZE), "--sched-port", str(free_port()), *options, *PORTED]
+    stage.start("run", [sys.executable, "-m", "samebits", "run", *words], _path(), is_parent=True)
 
 
 def wait_until_entered(channel: Channel, processes: int) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.launchers import LAUNCHERS, RUN, RUN_WITHOUT_SPARE, TORCHRUN, Launcher
+from benchmarks.launchers import RUN, RUN_WITHOUT_SPARE, TORCHRUN, UNPORTED, start_samebits_run, torchrun
 from benchmarks.processes import Stage
 from benchmarks.recovery_trials import TRAINING_WITHIN_S, WORLD_SIZE, start_alone_s
 from benchmarks.report import Progress, Report, median, rounded, spread, table
@@ -20,14 +20,19 @@ from benchmarks.report import Progress, Report, median, rounded, spread, table
 TARGET = 1.2
 ROUNDS, ROUNDS_QUICK = 5, 1
 FLOOR = "the imports of one rank"
-NAMES = (TORCHRUN, RUN, RUN_WITHOUT_SPARE)
+STARTS: Mapping[str, Callable[[Stage], object]] = {
+    TORCHRUN: lambda stage: torchrun(UNPORTED, "c10d")(stage, sys.executable),
+    RUN: start_samebits_run,
+    RUN_WITHOUT_SPARE: lambda stage: start_samebits_run(stage, "--spares", "0"),
+}
+NAMES = tuple(STARTS)
 
 
-def first_step_s(launcher: Launcher, ranks: int = WORLD_SIZE) -> float:
+def first_step_s(start: Callable[[Stage], object], ranks: int = WORLD_SIZE) -> float:
     """Return the seconds from a job's command until the last rank has finished its first step."""
     with Stage() as stage:
         began_s, channel = time.monotonic(), stage.channel
-        launcher.start(stage, sys.executable)
+        start(stage)
 
         def have_stepped() -> bool:
             return len({one.pid for one in channel.select("stepped")}) >= ranks
@@ -74,14 +79,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help=f"how often each job is started (default: {ROUNDS})")
     arguments = parser.parse_args()
     rounds = arguments.rounds or (ROUNDS_QUICK if arguments.quick else ROUNDS)
-    launchers = {one.name: one for one in LAUNCHERS if one.name in NAMES}
     progress = Progress(f"{WORLD_SIZE} ranks start {rounds} times under each of {', '.join(NAMES)}")
     imports_s: list[float] = []
     measured: dict[str, list[float]] = {name: [] for name in NAMES}
     for number in range(rounds):
         imports_s.append(start_alone_s())
         for name in NAMES[number % len(NAMES) :] + NAMES[: number % len(NAMES)]:
-            measured[name].append(first_step_s(launchers[name]))
+            measured[name].append(first_step_s(STARTS[name]))
             progress.say(f"round {number + 1} of {rounds}, {name}: {measured[name][-1]:.2f} s")
     report(imports_s, measured).print(people(imports_s, measured))
 

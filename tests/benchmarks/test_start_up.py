@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import start_up
-from benchmarks.launchers import RUN, RUN_WITHOUT_SPARE, TORCHRUN, Job, Launcher
+from benchmarks.launchers import RUN, RUN_WITHOUT_SPARE, TORCHRUN
 from benchmarks.processes import Stage
 from benchmarks.report import problems
 from benchmarks.start_up import NAMES, first_step_s, people, report
@@ -29,13 +29,12 @@ def test_job_has_started_when_its_last_rank_has_finished_a_step(monkeypatch: pyt
     monkeypatch.setattr(start_up, "time", SimpleNamespace(monotonic=lambda: 0.0))  # the start is at 0
     stages: list[Stage] = []
 
-    def start(stage: Stage, python: str) -> Job:
+    def start(stage: Stage) -> None:
         stages.append(stage)
         for rank in range(2):
-            stage.start(f"rank_{rank}", [python, "-c", RANK], {})
-        return Job(lambda: 0)
+            stage.start(f"rank_{rank}", [sys.executable, "-c", RANK], {})
 
-    found_s = first_step_s(Launcher("two ranks", start), ranks=2)
+    found_s = first_step_s(start, ranks=2)
     firsts: dict[int, float] = {}
     for one in stages[0].channel.moments:
         if one.name == "stepped":
@@ -44,12 +43,11 @@ def test_job_has_started_when_its_last_rank_has_finished_a_step(monkeypatch: pyt
 
 
 def test_job_that_ends_before_its_first_step_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
-    def start(stage: Stage, python: str) -> Job:
+    def start(stage: Stage) -> None:
         stage.start("rank", [sys.executable, "-c", "raise SystemExit('no such model')"], {})
-        return Job(lambda: 0)
 
     with pytest.raises(ChildProcessError, match="rank ended with status 1"):
-        first_step_s(Launcher("ends", start), ranks=1)
+        first_step_s(start, ranks=1)
     assert "no such model" in capfd.readouterr().err
 
 
