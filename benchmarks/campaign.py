@@ -7,6 +7,9 @@ peers (``--who``) train the benchmarks' model with their launchers and checkpoin
 
 A job's verdict is ``same bits``, ``other bits``, ``ended`` (it stopped before its last step) or ``hung``. The exit
 status is 1 if a job of SameBits got any verdict but the first, or ended without its fault.
+
+``--into FILE`` adds each result to a file, ``--of FILE`` reports such a file, and ``--pages FILE`` puts its table into
+docs/contributors/evidence.md: the newest verdict on each kind in each job.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ from samebits.commands.drill.plan import Planned, drawn, steps_of
 from samebits.commands.drill.rehearsal import Rehearsal, free_environment
 
 OURS = "SameBits"
+PAGE = Path("docs") / "contributors" / "evidence.md"
+BEGIN, END = "<!-- campaign:begin -->\n", "<!-- campaign:end -->"
 EARLIEST, LATEST = 0.1, 0.65
 """The shares of a job between which faults strike: silent ones are compared only every 50 steps."""
 _FINAL = re.compile(rb"^final step=\d+ .*?sha256=([0-9a-f]{64})", re.MULTILINE)
@@ -241,6 +246,31 @@ def _cell(of_one: Sequence[Result]) -> str:
     return "; ".join(dict.fromkeys(texts))
 
 
+def page_table(results: Sequence[Result]) -> str:
+    """Return the Markdown table of the newest results, kinds by systems and jobs."""
+    newest = {(one.kind, one.system, one.job): one for one in results}
+    columns = [at for at in _COLUMNS if any(key[1:] == at for key in newest)]
+    names = [job if system == OURS else system for system, job in columns]
+    lines = [f"| fault | published as | {' | '.join(names)} |", "|---" * (2 + len(columns)) + "|"]
+    for kind in KINDS:
+        found = [newest.get((kind.name, *at)) for at in columns]
+        if any(found):
+            cells = [kind.name, ", ".join(kind.sources), *("–" if one is None else str(one.verdict) for one in found)]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+_COLUMNS = [*((OURS, script.name) for script in SCRIPTS), *((peer, "") for peer in peers.PEERS)]
+
+
+def fill_page(results: Sequence[Result], folder: Path) -> None:
+    """Replace the table between the markers of the page."""
+    page = folder / PAGE
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    page.write_text(before + BEGIN + page_table(results) + END + after, encoding="utf-8")
+
+
 def report(results: Sequence[Result], missing: Mapping[str, str]) -> Report:
     """Return the object of the last line: for each system and job, how many jobs got each verdict."""
     told: dict[str, dict[str, Any]] = {}
@@ -301,19 +331,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="seed that selects steps, times and ranks (default: 1)")
     parser.add_argument("--into", type=Path, metavar="FILE", help="append each result to this file, as a line of JSON")
     parser.add_argument("--of", type=Path, metavar="FILE", help="run nothing; report the results in this file")
+    parser.add_argument(
+        "--pages", type=Path, metavar="FILE", help="run nothing; put the table of this file's results into the docs"
+    )
     options = parser.parse_args(arguments)
     if options.per_job < 1:
         parser.error("--per-job: expected 1 or more")
     if options.quick:
         options.only, options.job = QUICK, ["digits"]
-    if options.of is not None:
+    stored = options.pages or options.of
+    if stored is not None:
         try:
-            results = parts.read(options.of, Result)
+            results = parts.read(stored, Result)
         except (OSError, ValueError) as error:
-            parser.error(f"--of: {error}")
+            parser.error(f"{'--of' if options.pages is None else '--pages'}: {error}")
         missing: dict[str, str] = {}
     else:
         results, missing = run(options)
+    if options.pages is not None:
+        fill_page(results, REPOSITORY)
+        return 0
     print_report(results, missing)
     return 1 if any(one.is_wrong for one in results if one.system == OURS) else 0
 

@@ -3,9 +3,11 @@
 ``python -m benchmarks.launchers [--quick] [--peers PYTHON] [--into docs/launchers.json]``. Under each launcher four
 ranks train the MLP of ``workers.mlp``; one rank is killed with ``kill -9``, and then the launcher's coordinator. A rank
 has recovered when it has finished a step that no rank had finished before the kill. A launcher that is not installed,
-or whose job fails on this machine, is a row with the line that it printed.
+or whose job fails on this machine, is a row with the line that it printed. The floor is the time until the kernel
+reports the death of such a process, plus 2.5 steps of plain DDP.
 
-``--into`` stores the rows with the date, and puts their table into docs/explanation/comparison.md and its twin.
+``--into`` stores the rows with the date, and updates what the docs show of them: the table in
+docs/explanation/comparison.md, the first rows of the README's table, and the README's chart, each in both languages.
 ``--pages FILE`` only does the latter.
 """
 
@@ -28,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.moments import Channel
+from benchmarks.pictures import redraw
 from benchmarks.processes import (
     REPOSITORY,
     Stage,
@@ -38,8 +41,9 @@ from benchmarks.processes import (
     worker_name,
 )
 from benchmarks.recovery_peers import highest_before, start_torchft, torchft_needs
-from benchmarks.recovery_trials import WORLD_SIZE, last_s, wait_until_training
-from benchmarks.report import MISSING, Progress, Report, median, table
+from benchmarks.recovery_report import STEPS_OF_A_SLOWER_MACHINE
+from benchmarks.recovery_trials import TRAINING_WITHIN_S, WORLD_SIZE, detection_s, last_s, wait_until_training
+from benchmarks.report import MISSING, Progress, Report, median, rounded, table
 
 RECOVERED_WITHIN_S = 60.0
 SETTLES_S = 10.0
@@ -50,6 +54,8 @@ WATCHED_S = 10.0
 """Ranks that make no step for this long after the coordinator was killed count as stopped."""
 _SHOWN = 160
 _PAGES = ("docs/explanation/comparison.md", "docs/explanation/comparison.zh-CN.md")
+_READMES = ("README.md", "README.zh-CN.md")
+_FIGURES = "docs/until-stepping.json"
 BEGIN, END = "<!-- launchers:begin -->\n", "<!-- launchers:end -->"
 
 
@@ -182,7 +188,35 @@ def ray_samebits(stage: Stage, python: str) -> Job:
     variables = {**_path(), "RAY_ADDRESS": _cluster(stage, python), "REGISTER_COOLDOWN": "0"}
     words = ["--on", "ray", "-n", str(WORLD_SIZE), "--spares", "1", *worker_module("recovery")[1:]]
     stage.start("ray-samebits", [python, "-m", "samebits", "run", *words], variables, is_parent=True)
+    wait_until_entered(stage.channel, WORLD_SIZE + 1)
     return Job(lambda: descendant(stage.pids()["ray-cluster"], "samebits scheduler"))
+
+
+def samebits_run(spares: int, *options: str) -> Callable[[Stage, str], Job]:
+    """Return the starter for ``samebits run`` with these options, which give the job this many spares."""
+
+    def start(stage: Stage, python: str) -> Job:
+        start_samebits_run(stage, *options)
+        wait_until_entered(stage.channel, WORLD_SIZE + spares)
+        pid_file = stage.folder / "device" / "scheduler.pid"
+        return Job(lambda: int(pid_file.read_text().split()[0]))
+
+    return start
+
+
+def start_samebits_run(stage: Stage, *options: str) -> None:
+    """Start ``samebits run`` with these options."""
+    words = ["-n", str(WORLD_SIZE), "--sched-port", str(free_port()), *options, *PORTED]
+    stage.start("run", [sys.executable, "-m", "samebits", "run", *words], _path(), is_parent=True)
+
+
+def wait_until_entered(channel: Channel, processes: int) -> None:
+    """Wait until that many processes of ours have entered the job; a spare that has is warm."""
+
+    def have_entered() -> bool:
+        return len({one.pid for one in channel.select("enters")}) >= processes
+
+    channel.wait_for(have_entered, TRAINING_WITHIN_S, f"the start of {processes} processes")
 
 
 def plain(stage: Stage, python: str) -> Job:
@@ -205,20 +239,33 @@ main()
 _LM_CONF = "store_type=tcp,read_timeout=120,lm_resiliency_restart_context_path={folder}/context.json"
 UNPORTED, PORTED = worker_module("torchrun")[1:], worker_module("recovery")[1:]
 PLAIN = Launcher("plain DDP, without a launcher", plain)
+RUN, RUN_WITHOUT_SPARE, PORTED_OURS, RAY_OURS, TORCHRUN, RAY, LM, TORCHFT, NVRX = (
+    "samebits run",
+    "samebits run --spares 0",
+    "torchrun samebits, ported",
+    "Ray samebits, one spare",
+    "torchrun c10d",
+    "Ray Train",
+    "lm-resiliency",
+    "torchft",
+    "NVRx ft_launcher",
+)
 LAUNCHERS = (
-    Launcher("torchrun c10d", torchrun(UNPORTED, "c10d")),
+    Launcher(RUN, samebits_run(1)),
+    Launcher(RUN_WITHOUT_SPARE, samebits_run(0, "--spares", "0")),
+    Launcher(TORCHRUN, torchrun(UNPORTED, "c10d")),
     Launcher("torchrun samebits, unported", torchrun(UNPORTED, "samebits")),
-    Launcher("torchrun samebits, ported", torchrun(PORTED, "samebits")),
-    Launcher("Ray Train", ray_train, lambda python: with_modules(python, "ray.train.torch")),
-    Launcher("Ray samebits, one spare", ray_samebits, lambda python: with_modules(python, "ray")),
+    Launcher(PORTED_OURS, torchrun(PORTED, "samebits")),
+    Launcher(RAY, ray_train, lambda python: with_modules(python, "ray.train.torch")),
+    Launcher(RAY_OURS, ray_samebits, lambda python: with_modules(python, "ray")),
     Launcher(
-        "lm-resiliency",
+        LM,
         torchrun(UNPORTED, "lm_resiliency", ("-c", _LM_RESILIENCY), _LM_CONF),
         lambda python: with_modules(python, "lm_resiliency.integrations.torchrun"),
     ),
-    Launcher("torchft", torchft, torchft_needs),
+    Launcher(TORCHFT, torchft, torchft_needs),
     Launcher(
-        "NVRx ft_launcher",
+        NVRX,
         torchrun(UNPORTED, "c10d", ("-m", "nvidia_resiliency_ext.fault_tolerance.launcher")),
         lambda python: with_modules(python, "nvidia_resiliency_ext.fault_tolerance.launcher"),
     ),
@@ -372,8 +419,19 @@ def cells(
     ]
 
 
+def floor_s(undisturbed: Sequence[Row], detections_s: Sequence[float]) -> float | None:
+    """Return the least time that a recovery takes on this machine: the kernel's notice, and 2.5 steps of plain DDP."""
+    plain_ms = [row.step_ms for row in undisturbed if row.step_ms is not None]
+    if not plain_ms or not detections_s:
+        return None
+    return rounded(median(detections_s) + STEPS_OF_A_SLOWER_MACHINE * median(plain_ms) / 1e3)
+
+
 def report(
-    undisturbed: Sequence[Row], rows: Mapping[str, Sequence[Row]], load: tuple[float, ...]
+    undisturbed: Sequence[Row],
+    rows: Mapping[str, Sequence[Row]],
+    load: tuple[float, ...],
+    detections_s: Sequence[float] = (),
 ) -> tuple[Report, str]:
     """Return the report and the table."""
     found = summary(undisturbed, rows)
@@ -389,11 +447,17 @@ def report(
     peers = {name: figures or MISSING for name, figures in measured.items() if name not in ours}
     header = ["launcher", "kill → all stepping", "steps redone", "coordinator killed", "steps/s ÷ plain", "printed"]
     plain_ms = [row.step_ms for row in undisturbed if row.step_ms is not None]
-    floor = {"plain_step_ms": median(plain_ms)} if plain_ms else {}
-    lines = [cells(name, figures) for name, figures in found.items()]
+    floor: dict[str, Any] = {"plain_step_ms": median(plain_ms)} if plain_ms else {}
+    least_s = floor_s(undisturbed, detections_s)
+    floor |= {} if least_s is None else {"recovered_s": least_s}
+    lines = [*_floor_cells(least_s, "floor"), *(cells(name, figures) for name, figures in found.items())]
     text = table(header, lines) + "\n1, 5 and 15 min load average: " + ", ".join(f"{one:.1f}" for one in load)
     ratios = {f"{name} speed": one["speed_vs_plain"] for name, one in found.items() if "speed_vs_plain" in one}
     return Report("launchers", floor=floor, peers=peers, ours=ours, ratios=ratios), text
+
+
+def _floor_cells(least_s: float | None, name: str) -> list[list[str]]:
+    return [] if least_s is None else [[name, f"{least_s:.3g} s", "0", "–", "1.00", ""]]
 
 
 # --- the pages --------------------------------------------------------------------------------------------------------
@@ -403,15 +467,16 @@ def page_table(stored: Mapping[str, Any], *, is_chinese: bool) -> str:
     """Return the stored run's Markdown table, and a sentence about the run."""
     if is_chinese:
         header = "启动器 | kill 到全部 rank 重新迈步 | 重做的步数 | 协调者被杀 | 步/秒 ÷ 普通 DDP | 它打印的内容"
-        words = ("训练继续", "训练停止")
+        words, least = ("训练继续", "训练停止"), "下限：内核报告死亡，再加普通 DDP 的 2.5 步"
         about = "[测量](../launchers.json)于 {date}，{cores} 个核心，负载 {load:.1f}，每行最多 {trials} 次。"
     else:
         header = "launcher | kill → all ranks step | steps redone | coordinator killed | steps/s ÷ plain DDP | printed"
-        words = _WORDS
+        words, least = _WORDS, "floor: the kernel reports the death, then 2.5 steps of plain DDP"
         about = (
             "[Measured](../launchers.json) on {date}: {cores} cores, load {load:.1f}, at most {trials} trials a row."
         )
-    rows = [cells(name, figures, words) for name, figures in stored["rows"].items()]
+    rows = _floor_cells(stored.get("floor_s"), least)
+    rows += [cells(name, figures, words) for name, figures in stored["rows"].items()]
     lines = [f"| {header} |", "|---|---|---|---|---|---|"]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     trials = max((figures["trials"] for figures in stored["rows"].values()), default=0)
@@ -419,11 +484,56 @@ def page_table(stored: Mapping[str, Any], *, is_chinese: bool) -> str:
 
 
 def fill_pages(stored: Mapping[str, Any], folder: Path) -> None:
-    """Replace the table between the markers of both pages."""
+    """Replace what both languages show of a run: the comparison's table, the README's first rows, and its chart."""
     for page in (folder / name for name in _PAGES):
         before, _, rest = page.read_text().partition(BEGIN)
         after = rest.partition(END)[2]
         page.write_text(before + BEGIN + page_table(stored, is_chinese="zh-CN" in page.name) + END + after)
+    for page in (folder / name for name in _READMES):
+        shown = readme_rows(stored, is_chinese="zh-CN" in page.name)
+        lines = page.read_text().splitlines(keepends=True)
+        page.write_text("".join(shown.get(line.split(" | ")[0], line) for line in lines))
+    redraw(folder / _FIGURES, json.dumps(_figures(stored)), stored["date"])
+
+
+def _figures(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored run in the form of a report's last line, as far as the chart needs it."""
+    found = {
+        name: {"recovered_s": figures["recovered_s"][1]}
+        for name, figures in stored["rows"].items()
+        if "recovered_s" in figures
+    }
+    return {
+        "benchmark": "launchers",
+        "machine": {"cores": stored["cores"]},
+        "versions": {"torch": stored.get("torch", "2.13")},
+        "ours": {name: one for name, one in found.items() if "samebits" in name},
+        "peers": {name: one for name, one in found.items() if "samebits" not in name},
+    }
+
+
+_README_COLUMNS = (TORCHRUN, TORCHFT, NVRX, LM, RAY)
+
+
+def readme_rows(stored: Mapping[str, Any], *, is_chinese: bool) -> dict[str, str]:
+    """Return the lines of the README's table that come from a run, by their first cell."""
+    rows = stored["rows"]
+    spare, restart = (
+        cells(name, rows.get(name, {"trials": 0}))
+        for name in (RUN if RUN in rows else RAY_OURS, RUN_WITHOUT_SPARE if RUN_WITHOUT_SPARE in rows else PORTED_OURS)
+    )
+    peers = [cells(name, rows.get(name, {"trials": 0})) for name in _README_COLUMNS]
+    if is_chinese:
+        heads = "到全部 rank 重新迈步", "重做的步数"
+        ours = f"有热备 {spare[1]}，无热备 {restart[1]}", f"{spare[2]}；无热备 {restart[2]}"
+    else:
+        heads = "all ranks step again after", "steps redone"
+        ours = f"{spare[1]} with a spare, {restart[1]} without", f"{spare[2]}; {restart[2]} without a spare"
+    own = ours[0], spare[2] if spare[2] == restart[2] else ours[1]
+    return {
+        f"| {head}": f"| {head} | {mine} | " + " | ".join(one[number] for one in peers) + " |\n"
+        for number, (head, mine) in enumerate(zip(heads, own, strict=True), 1)
+    }
 
 
 def main() -> None:
@@ -457,24 +567,28 @@ def main() -> None:
     if arguments.pages is not None:
         fill_pages(json.loads(arguments.pages.read_text()), REPOSITORY)
         return
-    undisturbed, rows = measured_rows(arguments)
-    made, text = report(undisturbed, rows, os.getloadavg())
+    undisturbed, rows, detections_s = measured_rows(arguments)
+    made, text = report(undisturbed, rows, os.getloadavg(), detections_s)
     if arguments.into is not None:
-        machine = made.document()["machine"]
+        document = made.document()
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        stored = {"date": today, "cores": machine["cores"], "load": os.getloadavg()[2]}
+        machine, versions = document["machine"], document["versions"]
+        stored: dict[str, Any] = {"date": today, "cores": machine["cores"], "load": os.getloadavg()[2]}
         earlier = json.loads(arguments.into.read_text())["rows"] if arguments.only and arguments.into.exists() else {}
-        stored["rows"] = {**earlier, **summary(undisturbed, rows)}
+        found = {**earlier, **summary(undisturbed, rows)}
+        stored |= {"torch": versions["torch"], "floor_s": floor_s(undisturbed, detections_s)}
+        stored["rows"] = {one.name: found.pop(one.name) for one in LAUNCHERS if one.name in found} | found
         arguments.into.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
         fill_pages(stored, REPOSITORY)
     made.print(text)
 
 
-def measured_rows(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, list[Row]]]:
-    """Run the trials; return the rows of plain DDP, and those of each launcher."""
+def measured_rows(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, list[Row]], list[float]]:
+    """Run the trials; return the rows of plain DDP, those of each launcher, and the kernel's notices in seconds."""
     rng, progress = random.Random(arguments.seed), Progress(f"{WORLD_SIZE} ranks under each launcher lose one")
     began_s = time.monotonic()
     undisturbed: list[Row] = []
+    detections_s: list[float] = []
     rows: dict[str, list[Row]] = {}
     chosen = [one for one in LAUNCHERS if arguments.only in one.name]
     for trial in range(1 if arguments.quick else 3):
@@ -482,6 +596,7 @@ def measured_rows(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, l
         if trial and used_s * (trial + 1) / trial > WHOLE_RUN_S:
             break
         undisturbed.append(measure(PLAIN, arguments.peers, rng))
+        detections_s.append(detection_s())
         for launcher in chosen:
             earlier = rows.setdefault(launcher.name, [])
             if (
@@ -492,7 +607,7 @@ def measured_rows(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, l
             row = measure(launcher, arguments.peers, rng)
             earlier.append(row)
             progress.say(f"trial {trial + 1}, {launcher.name}: {row}")
-    return undisturbed, rows
+    return undisturbed, rows, detections_s
 
 
 if __name__ == "__main__":

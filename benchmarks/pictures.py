@@ -1,11 +1,11 @@
 """``python -m benchmarks.pictures``: draw bars from measured or simulated figures, and a job that loses a worker.
 
-``figures`` reads the output of the benchmark that the ``--figures`` file names, stores its figures in that file (a peer
-that was not measured keeps its figures, with a remark) and redraws the bars in both languages. ``bars`` draws one of
-them from the stored figures. ``kill`` runs the digits with a spare, kills a worker, and stores the follower's output
-with its times in docs/kill.txt. ``play`` draws such a record as an animated terminal (waits of more than two seconds
-are cut to two, and of each phase except training only the first line is shown). Every picture is made from a record
-and can be reproduced.
+``figures`` reads the output of the benchmark that the ``--figures`` file names, stores its figures in that file and
+redraws the bars in both languages. All bars are of that run: a peer that it did not measure has none. ``bars`` draws
+one of them from the stored figures. ``kill`` runs the digits with a spare, kills a worker, and stores the follower's
+output with its times in docs/kill.txt. ``play`` draws such a record as an animated terminal (waits of more than two
+seconds are cut to two, and of each phase except training only the first line is shown). Every picture is made from a
+record and can be reproduced.
 """
 
 from __future__ import annotations
@@ -56,14 +56,17 @@ class Said:
 
 
 def bars_of(content: str, language: str = "") -> tuple[str, list[Bar]]:
-    """Return title and bars from the file, in English or, with ``_zh``, in Chinese."""
+    """Return title and measured bars from the file, in English or, with ``_zh``, in Chinese."""
     told, name = json.loads(content), f"name{language}"
-    bars = [Bar(one[name], float(one["seconds"]), bool(one["ours"])) for one in told["bars"]]
+    measured = [one for one in told["bars"] if one["seconds"] is not None]
+    bars = [Bar(one[name], float(one["seconds"]), bool(one["ours"])) for one in measured]
     return told[f"title{language}"], bars
 
 
 def renewed(kept: str, run: str, when: str) -> str:
     """Replace stored figures by those of a run; seconds have two significant digits.
+
+    A peer that the run did not measure gets no figure, so that all bars are of one run.
 
     Args:
         kept: the stored file.
@@ -77,22 +80,23 @@ def renewed(kept: str, run: str, when: str) -> str:
     benchmark = told["benchmark"]
     if found.get("benchmark") != benchmark:
         raise ValueError(f"expected the output of benchmarks.{benchmark}, found {found.get('benchmark')!r}")
-    older = []
+    missing = []
     for one in told["bars"]:
         place: object = found
         for name in one["of"].split("."):
             place = place.get(name) if isinstance(place, dict) else None
         if isinstance(place, int | float):
             one["seconds"] = float(f"{place:.3g}" if told["unit"] == "%" else f"{place:.2g}")
-        elif one["ours"]:
-            raise ValueError(f"the run has no {one['of']}: it was cut short, or measured a part")
         else:
-            older.append(one["name"])
+            one["seconds"] = None
+            missing.append(one["name"])
+    if not any(one["ours"] and one["seconds"] is not None for one in told["bars"]):
+        raise ValueError("the run has no figure of ours: it was cut short, or measured a part")
     versions, machine = found["versions"], found["machine"]
     measured = f"torch {versions['torch']}, gloo, {machine['cores']} cores: trust the ratios, not the seconds."
     what = "simulated; the peers' figures are published ones." if benchmark == "fleet" else measured
     told["how"] = f"python -m benchmarks.{benchmark}, {when}, {what}"
-    told["how"] += "".join(f" {name}: of an earlier run." for name in older)
+    told["how"] += "".join(f" {name}: not measured." for name in missing)
     rows = ",\n".join(f"  {json.dumps(one, ensure_ascii=False)}" for one in told["bars"])
     head = ",\n".join(
         f" {json.dumps(name)}: {json.dumps(told[name], ensure_ascii=False)}" for name in told if name != "bars"
@@ -231,6 +235,13 @@ def terminal(said: Sequence[Said], title: str, columns: int = 104) -> str:
     )
 
 
+def redraw(figures: Path, run: str, when: str) -> None:
+    """Store a run's figures in a file, and draw its bars in both languages; see :func:`renewed`."""
+    figures.write_text(renewed(figures.read_text(encoding="utf-8"), run, when), encoding="utf-8")
+    for name in (f"{figures.stem}.svg", f"{figures.stem}.zh-CN.svg"):
+        _draw_bars(figures, figures.with_name(name))
+
+
 def _draw_bars(figures: Path, file: Path) -> None:
     language = "_zh" if ".zh-CN." in file.name else ""
     content = figures.read_text(encoding="utf-8")
@@ -252,10 +263,7 @@ def main() -> None:
     options = parser.parse_args()
     figures: Path = options.figures
     if options.what == "figures":
-        run, when = options.file.read_text(encoding="utf-8"), time.strftime("%Y-%m-%d")
-        figures.write_text(renewed(figures.read_text(encoding="utf-8"), run, when), encoding="utf-8")
-        for name in (f"{figures.stem}.svg", f"{figures.stem}.zh-CN.svg"):
-            _draw_bars(figures, figures.with_name(name))
+        redraw(figures, options.file.read_text(encoding="utf-8"), time.strftime("%Y-%m-%d"))
         return
     if options.what == "bars":
         _draw_bars(figures, options.file)

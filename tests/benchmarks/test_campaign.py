@@ -10,9 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import campaign_peers
-from benchmarks.campaign import OURS, Result, Verdict, finals, judged, report, text_of
+from benchmarks import campaign_peers, parts
+from benchmarks.campaign import (
+    BEGIN,
+    END,
+    OURS,
+    PAGE,
+    Result,
+    Verdict,
+    fill_page,
+    finals,
+    judged,
+    page_table,
+    report,
+    text_of,
+)
 from benchmarks.campaign_kinds import KINDS, QUICK, Kind, named
+from benchmarks.processes import REPOSITORY
 from benchmarks.report import MISSING, problems
 from samebits.account.events import EventKind, JobEvent
 from samebits.commands.drill.outcome import DrillOutcome, Injected, NotInjected
@@ -133,6 +147,35 @@ def test_table_has_a_column_for_each_job_and_a_line_for_each_wrong_one() -> None
     assert document["ratios"] == {"same_bits": 0.5}
     assert document["ours"]["mesh"]["other_bits_count"] == 1
     assert document["peers"]["torchrun"]["same_bits_count"] == 1 and document["peers"]["torchft"] == MISSING
+
+
+def test_page_has_the_newest_verdict_on_each_kind_in_each_job(tmp_path: Path) -> None:
+    page = tmp_path / PAGE
+    page.parent.mkdir(parents=True)
+    page.write_text(f"above\n{BEGIN}earlier\n{END}\nbelow\n")
+    results = [
+        Result("kill", "torchrun", "", Verdict.OTHER, 4.0),
+        Result("kill", OURS, "mesh", Verdict.HUNG),
+        Result("segfault", OURS, "digits", Verdict.SAME, 0.25),
+        Result("kill", OURS, "mesh", Verdict.SAME, 1.5),
+    ]
+    for _ in range(2):
+        fill_page(results, tmp_path)
+        assert page.read_text().splitlines() == [
+            "above",
+            BEGIN.strip(),
+            "| fault | published as | digits | mesh | torchrun |",
+            "|---|---|---|---|---|",
+            "| kill | lm-resiliency: process_termination, NVRx: SIGKILL | – | same bits | other bits |",
+            "| segfault | NVRx: SEGFAULT | same bits | – | – |",
+            END,
+            "below",
+        ]
+
+
+def test_page_shows_the_stored_results() -> None:
+    results = parts.read(REPOSITORY / "docs" / "campaign.jsonl", Result)
+    assert f"{BEGIN}{page_table(results)}{END}" in (REPOSITORY / PAGE).read_text()
 
 
 # --- a peer's job -----------------------------------------------------------------------------------------------------

@@ -33,9 +33,10 @@ from samebits.commands.drill.faults import (
 )
 from samebits.commands.drill.orders import DrillOrders, ImpossibleError
 from samebits.commands.drill.partition import INSIDE, OUTSIDE, PortForward
-from samebits.commands.drill.plan import DrillFault, host_of
+from samebits.commands.drill.plan import AwaitedEvent, DrillFault, host_of
 from samebits.commands.drill.preloaded import Preloaded
 from samebits.errors import CheckpointError
+from samebits.launcher.spawning import execute
 from samebits.store import checkpoint
 from samebits.store.process_identity import ProcessIdentity
 from tests.store.points import save
@@ -71,6 +72,14 @@ LOOP = "import time\nwhile True:\n    time.sleep(0.01)\n"
 def test_every_fault_has_an_implementation_and_a_description() -> None:
     assert _GIVERS.keys() == set(DrillFault)
     assert len({fault.text for fault in DrillFault}) == len(DrillFault)
+
+
+def test_sigint_awaits_no_loss_because_workers_ignore_it(tmp_path: Path) -> None:
+    program = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+    with (tmp_path / "worker.log").open("wb") as log:
+        os.waitpid(execute([sys.executable, "-c", program], dict(os.environ), tmp_path, log.fileno()), 0)
+    ignores = (tmp_path / "worker.log").read_text() == "True\n"
+    assert DrillFault.INTERRUPT.notice is (AwaitedEvent.NOTHING if ignores else AwaitedEvent.LOSS)
 
 
 def test_host_is_one_half_of_the_members() -> None:

@@ -81,7 +81,7 @@ _FAULTS = {
     DrillFault.SEGFAULT: ("SIGSEGV to a worker", AwaitedEvent.LOSS),
     DrillFault.ABORT: ("SIGABRT to a worker", AwaitedEvent.LOSS),
     DrillFault.TERMINATE: ("SIGTERM to a worker", AwaitedEvent.LOSS),
-    DrillFault.INTERRUPT: ("SIGINT to a worker", AwaitedEvent.LOSS),
+    DrillFault.INTERRUPT: ("SIGINT to a worker, which ignores it", AwaitedEvent.NOTHING),
     DrillFault.EXCEPTION: ("a worker's script raises an exception", AwaitedEvent.LOSS),
     DrillFault.ASYNC_EXCEPTION: ("another thread raises an exception in a worker's script", AwaitedEvent.LOSS),
     DrillFault.HANG: ("a worker's main thread sleeps until it is lost", AwaitedEvent.LOSS),
