@@ -22,6 +22,11 @@ class CauseClass(enum.Enum):
     DEVICE = "device"
     UNKNOWN = "cause unknown"
 
+    @property
+    def in_messages(self) -> str:
+        """Return the text in parentheses after a cause, such as ``node fault``."""
+        return self.value if self is CauseClass.UNKNOWN else f"{self.value} fault"
+
 
 class Retry(enum.Enum):
     """Whether a retry can help."""

@@ -394,8 +394,8 @@ def chosen(row: Row, means: Means) -> tuple[Remedy, str]:
 
 
 def judged(row: Row, means: Means) -> str:
-    """Return a text with class and remedy, such as ``node; a spare on its host takes its place``."""
-    return f"{row.cause.value}; {chosen(row, means)[1]}"
+    """Return a text with class and remedy, such as ``node fault; a spare on its host takes its place``."""
+    return f"{row.cause.in_messages}; {chosen(row, means)[1]}"
 
 
 __all__ = [
