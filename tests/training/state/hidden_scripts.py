@@ -777,7 +777,7 @@ HARMLESS = {
     ),
     "copy that is only evaluated": script(
         enter="first = copy.deepcopy(model)\nbest = copy.deepcopy(model.state_dict())",
-        ended="print(first(x).sum().item(), len(best))",
+        ended="print(first(torch.ones(1, 8)).sum().item(), len(best))",
     ),
     "generator in the module's extra state": script(
         top="""
