@@ -112,7 +112,7 @@ def wrong(given: Mapping[str, Fault], said: Said) -> str:
             return f"{fault.name} of worker {node}: named {len(texts)} times: {list(said.causes)}"
         if re.match(words, texts[0]) is None:
             return f"{fault.name} of worker {node}: other words: {texts[0]}"
-        if not texts[0].rpartition(" (")[2].startswith(f"{fault.cause};"):
+        if not texts[0].rpartition(" (")[2].startswith(f"{fault.cause} fault;"):
             return f"{fault.name} of worker {node}: another class: {texts[0]}"
     blamed = {node for node, _ in said.causes} - {node for node, fault in given.items() if fault.ends}
     return f"worker {', '.join(sorted(blamed))} is blamed as well: {list(said.causes)}" if blamed else ""

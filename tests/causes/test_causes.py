@@ -34,7 +34,7 @@ def test_plan_has_every_kind_equally_often_and_follows_from_the_seed() -> None:
 
 
 def test_correct_records_are_accepted() -> None:
-    assert wrong(SEGFAULT, Said([("1", f"{DIED} (software; a new process takes its place)")], ())) == ""
+    assert wrong(SEGFAULT, Said([("1", f"{DIED} (software fault; a new process takes its place)")], ())) == ""
     thread = {"1": BY_NAME["thread"]}
     told = (
         f"worker 1 (rank 1), step 9: its thread feeder failed at worker.py:{line_of('thread')}: RuntimeError: a fault"
@@ -47,10 +47,10 @@ def test_correct_records_are_accepted() -> None:
     ("causes", "said"),
     [
         ([], "named 0 times"),
-        ([("2", f"{DIED} (software; x)")], "named 0 times"),
-        ([("1", f"{DIED} (node; x)")], "another class"),
-        ([("1", "its process ended (seen by worker 0 on the same host) (software; x)")], "other words"),
-        ([("1", f"{DIED} (software; x)"), ("0", "its connection closed (node; x)")], "worker 0 is blamed as well"),
+        ([("2", f"{DIED} (software fault; x)")], "named 0 times"),
+        ([("1", f"{DIED} (node fault; x)")], "another class"),
+        ([("1", "its process ended (seen by worker 0 on the same host) (software fault; x)")], "other words"),
+        ([("1", f"{DIED} (software fault; x)"), ("0", "its end (node fault; x)")], "worker 0 is blamed as well"),
     ],
 )
 def test_wrong_records_are_rejected(causes: list[tuple[str, str]], said: str) -> None:

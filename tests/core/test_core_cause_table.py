@@ -190,27 +190,27 @@ def causes_of(house: House) -> str:
 def test_first_cause_gives_class_and_remedy_and_keeps_both() -> None:
     house = training_house(3)
     house.close("s1", gone=True)
-    assert causes_of(house).endswith("its process is gone (node; the others wait for it)")
+    assert causes_of(house).endswith("its process is gone (node fault; the others wait for it)")
     house.crash(1.0)
-    assert causes_of(house).endswith("its process is gone (node; the others wait for it)")
+    assert causes_of(house).endswith("its process is gone (node fault; the others wait for it)")
 
 
 def test_with_a_launcher_another_process_takes_its_place() -> None:
     house = training_house(2, token=b"t" * 32)
     house.close("s1", gone=True)
-    assert causes_of(house).endswith("(node; a new process takes its place)")
+    assert causes_of(house).endswith("(node fault; a new process takes its place)")
     house = training_house(2, token=b"t" * 32, restarts=False)  # MAX_RESTARTS=0
     house.close("s1", gone=True)
-    assert causes_of(house).endswith("(node; the others wait for it)")
+    assert causes_of(house).endswith("(node fault; the others wait for it)")
 
 
 @pytest.mark.parametrize(
     ("words", "judgement"),
     [
-        ("ValueError: loss is nan", "data; the others wait for it"),
-        ("KeyError: 'x'", "software; the others wait for it"),
-        ("RuntimeError: CUDA error: uncorrectable ECC error", "device; the others wait for it"),
-        ("OSError: [Errno 28] No space left on device", "storage; the others wait for it"),
+        ("ValueError: loss is nan", "data fault; the others wait for it"),
+        ("KeyError: 'x'", "software fault; the others wait for it"),
+        ("RuntimeError: CUDA error: uncorrectable ECC error", "device fault; the others wait for it"),
+        ("OSError: [Errno 28] No space left on device", "storage fault; the others wait for it"),
     ],
 )
 def test_last_words_are_classified(words: str, judgement: str) -> None:
@@ -223,8 +223,8 @@ def test_last_words_are_classified(words: str, judgement: str) -> None:
 def test_silent_worker_is_unknown_and_a_stopped_one_is_not() -> None:
     for process_state, judgement in (
         (None, "cause unknown"),
-        (ProcessState(Doing.STOPPED), "node"),
-        (ProcessState(Doing.RUNS, 0.1), "network"),
+        (ProcessState(Doing.STOPPED), "node fault"),
+        (ProcessState(Doing.RUNS, 0.1), "network fault"),
     ):
         house = training_house(2)
         house.now += 6.0
@@ -240,7 +240,7 @@ def test_worker_ordered_to_give_up_is_classified_by_its_hang() -> None:
     pass_time(house, 13, n2=SLEEPS)
     (why,) = [one.text for sent in house.sent.values() for one in sent if isinstance(one, GiveUp)]
     house.leave("2", on_purpose=False, text=why)
-    assert "(HANG=end) (software; the others wait for it)" in causes_of(house)
+    assert "(HANG=end) (software fault; the others wait for it)" in causes_of(house)
 
 
 def test_job_with_full_disks_everywhere_is_interrupted_not_failed() -> None:

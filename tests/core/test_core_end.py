@@ -507,7 +507,7 @@ def test_job_without_workers_is_interrupted() -> None:
     house.tick(9.9)
     assert house.ended is None
     house.tick(0.1)
-    said = "ValueError: no such sample (software)"
+    said = "ValueError: no such sample (software fault)"
     first = f"rank 1 (node 1, host host-a, pid 1001) failed first: {said}; rank 0 followed"
     assert house.records(JobInterrupted) == [
         JobInterrupted(EndKind.INTERRUPTED, 33, f"no worker is left; first cause: {first}", generation=1)
@@ -530,7 +530,7 @@ def test_job_ended_by_its_own_script_reports_this() -> None:
     assert house.ended is None, "its workers may be started again"
     house.tick(0.1)
     failed = "failed at train.py:41: ValueError: loss is nan"
-    failed += " (data)"
+    failed += " (data fault)"
     first = f"rank 1 (node 1, host host-a, pid 1001) failed first: {failed}; rank 0 followed"
     assert house.ended == JobEnded(EndKind.SCRIPT_FAILED, f"no worker is left; first cause: {first}")
 

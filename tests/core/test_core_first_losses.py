@@ -65,7 +65,7 @@ def test_later_death_or_error_is_a_consequence(at: float, spoke: bool) -> None:
 
 def test_two_simultaneous_errors_are_two_causes_but_a_broken_connection_is_none() -> None:
     causes = Causes()
-    words = ("failed at a.py:1: KeyError: 'x' (software; y)", "failed at a.py:2: ValueError: z (data; y)")
+    words = ("failed at a.py:1: KeyError: 'x' (software fault; y)", "failed at a.py:2: ValueError: z (data fault; y)")
     assert causes.take(cause(1, 10.0, text=words[0]), spoke=True)
     assert causes.take(cause(2, 10.1, text=words[1]), spoke=True)
     assert not causes.take(cause(0, 10.1, text=words[1].replace("; y", "; n")), spoke=True), "met together"
@@ -88,7 +88,8 @@ def lost_house() -> House:
 
 def test_cause_is_journaled_before_it_is_sent_and_survives_the_scheduler() -> None:
     house = lost_house()
-    said = f"rank 1 (node 1, host host-a, pid 1001) failed first, at step 41: {DIED} (node; the others wait for it)"
+    first = "rank 1 (node 1, host host-a, pid 1001) failed first, at step 41"
+    said = f"{first}: {DIED} (node fault; the others wait for it)"
     assert house.core.first_cause == said
     house.crash(1.0)
     assert house.core.first_cause == said
@@ -180,11 +181,11 @@ def test_launchers_exit_report_is_added_to_the_cause_durably() -> None:
     house.step(ended(1))
     said = (
         "rank 1 (node 1, host host-a, pid 1001) failed first, at step 41: was killed by signal 11 (SIGSEGV) "
-        "(software; the others wait for it)"
+        "(software fault; the others wait for it)"
     )
     assert house.core.first_cause == said
     assert [note.text for note in house.ready.notes] == [
-        "worker 1 (pid 1001 on host-a) was killed by signal 11 (SIGSEGV) (software; the others wait for it)"
+        "worker 1 (pid 1001 on host-a) was killed by signal 11 (SIGSEGV) (software fault; the others wait for it)"
     ]
     house.step(ended(1))
     assert house.ready.notes == [] and house.ready.records == [], "a repeated report changes nothing"
@@ -203,7 +204,7 @@ def test_exit_report_is_accepted_after_training_has_resumed() -> None:
     house.train()
     house.step(ended(1))
     (cause,) = house.records(CauseFound)
-    assert (cause.generation, cause.text) == (1, f"was killed by signal 11 (SIGSEGV) (software; {done}")
+    assert (cause.generation, cause.text) == (1, f"was killed by signal 11 (SIGSEGV) (software fault; {done}")
     assert house.core.first_cause == ""
     house.step(ended(1))
     assert house.ready.records == [], "a repeated report changes nothing"
@@ -217,7 +218,7 @@ def test_exit_report_is_accepted_before_the_loss_is_seen() -> None:
     assert house.ready.records == [] and not house.seat("1").is_lost, "it is informational only"
     house.close("s1", gone=True)
     assert house.records(SeatLost)[0].reason == "was killed by signal 11 (SIGSEGV)"
-    assert "(SIGSEGV) (software; the others wait for it)" in house.core.first_cause
+    assert "(SIGSEGV) (software fault; the others wait for it)" in house.core.first_cause
 
 
 def test_false_exit_report_is_dropped_when_the_worker_speaks() -> None:

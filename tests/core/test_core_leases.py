@@ -210,7 +210,7 @@ def test_last_words_are_the_reason() -> None:
     assert house.records(SeatLost)[0].reason == "CUDA out of memory"
     assert house.core.first_cause == (
         "rank 1 (node 1, host host-a, pid 1001) failed first, at step 41: CUDA out of memory "
-        "(software; the others wait for it)"
+        "(software fault; the others wait for it)"
     )
     house.close("s0", gone=True)
     assert house.core.first_cause.startswith(
@@ -230,7 +230,7 @@ def test_recovered_loss_is_not_the_first_cause_of_the_next() -> None:
     house.beat("0")
     assert house.core.first_cause == (
         "rank 1 (node 1, host host-a, pid 1002) failed first: its connection closed and its process is gone "
-        "(node; the others wait for it)"
+        "(node fault; the others wait for it)"
     )
     house.register("1", session="newest")
     house.train()

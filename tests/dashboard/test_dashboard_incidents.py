@@ -110,7 +110,7 @@ def ranks(count: int = 4, lost: dict[int, str] | None = None) -> tuple[WorkerVie
 
 
 KILLED = "was killed by SIGKILL"
-JUDGED = f"{KILLED} (node; a new process takes its place)"
+JUDGED = f"{KILLED} (node fault; a new process takes its place)"
 
 
 def lost() -> list[JobEvent]:
@@ -294,7 +294,7 @@ def stopped() -> State:
 
 
 def failed() -> State:
-    cause = "most workers failed; first cause: rank 2 (node 2) failed first: ValueError: shape (software; the job ends)"
+    cause = "most workers failed; first cause: rank 2 failed first: ValueError: shape (software fault; the job ends)"
     end = interruption(cause, 400, EndKind.SCRIPT_FAILED)
     return State(
         [lost_view(ended=end, phase="ending")],

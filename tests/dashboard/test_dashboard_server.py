@@ -112,10 +112,14 @@ def test_dead_process_is_noticed_while_no_scheduler_answers(
 @pytest.mark.parametrize(
     ("cause", "shown"),
     [
-        ("killed (node; a new process takes its place)", "killed (node)"),
-        ("a (x) (node; shrink (in GRACE)); 2 (disk; y) (data; the others wait)", "a (x) (node); 2 (disk; y) (data)"),
-        ("oom (software; trying again cannot help: the job ends)", None),
-        ("cut (node; a new", None),
+        ("killed (node fault; a new process takes its place)", "killed (node fault)"),
+        (
+            "a (x) (node fault; shrink (in GRACE)); 2 (b; y) (data fault; z)",
+            "a (x) (node fault); 2 (b; y) (data fault)",
+        ),
+        ("killed (node; a new process takes its place)", "killed (node)"),  # the history of an earlier version
+        ("oom (software fault; trying again cannot help: the job ends)", None),
+        ("cut (node fault; a new", None),
     ],
 )
 def test_cause_promises_nothing(cause: str, shown: str | None) -> None:

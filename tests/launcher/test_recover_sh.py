@@ -52,7 +52,9 @@ def test_detached_recovery_leaves_the_job_running(job: ShellJob) -> None:
     assert recover.end() == 0, recover.text
     assert re.search(r"the job runs without this command; `.*samebits follow` follows it\n", recover.text)
     assert sorted(job.running()) == ["scheduler", *WORKERS]
+    job.wait_training(generation=2)
     follower = job.tool("follow")
+    follower.wait_for(r" · 1 recovery, \d")  # as in the history, which numbers the next one 2
     job.let_finish()
     assert follower.end() == 0, follower.text
 
@@ -239,6 +241,7 @@ def test_other_jobs_scheduler_on_the_same_port_is_ignored(job: ShellJob, new_job
     recover.wait_for("the scheduler .* ended with status 75: .*; training continues without it")
     recover.send(signal.SIGINT)
     assert recover.end() == 78, recover.text
+    assert "runs another job" not in recover.text, "reported already"
     assert shell.end() != 0
     assert job.running() == []
     assert len(second.running()) == 4

@@ -67,32 +67,37 @@ class EventStream:
 
 
 class RecoveryFeed:
-    """The recoveries of the job in this folder that end from now on.
+    """The completed recoveries of the job in this folder.
 
     Attributes:
-        over: these recoveries, according to the events read so far.
+        over: all completed recoveries, according to the events read so far.
         trained: the last generation in which every member trained, according to the events read so far; 0 for none.
     """
 
     def __init__(self, recovery_path: Path) -> None:
         self._stream, self._fold = EventStream(recovery_path), Recoveries()
-        self._told = 0
         self.trained = 0
         self.over: list[Recovery] = []
         self.new()
-        self.over.clear()
 
     def new(self) -> list[Recovery]:
-        """Return the recoveries that have ended since the last call, or [] if the events cannot be read."""
+        """Return the recoveries completed since the last call, or since this object was created.
+
+        Return [] if the events cannot be read.
+        """
         with contextlib.suppress(StoreError):
             for event in self._stream.new():
                 self._fold.add(event)
                 if event.kind is EventKind.TRAINING:
                     self.trained = event.generation
-        over = [row for row in self._fold.rows if row.total_ms is not None]
-        new, self._told = over[self._told :], len(over)
-        self.over += new
-        return new
+        before = len(self.over)
+        self.over = [row for row in self._fold.rows if row.total_ms is not None]
+        return self.over[before:]
+
+    @property
+    def lost_s(self) -> float:
+        """Return the duration of all completed recoveries in seconds."""
+        return sum(row.total_ms or 0.0 for row in self.over) / 1000
 
 
 _QUIET = {EventKind.STEP, EventKind.CARRIED}
@@ -191,7 +196,7 @@ def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:
     """Return a line about one recovery, which has the same form everywhere."""
     at = time.strftime("%H:%M:%S", time.localtime(row.noticed_at))
     phases = ", ".join(f"{_PHASES[name]} {duration(ms / 1000)}" for name, ms in row.phases().items() if ms >= 0.5)
-    began = "training began" if row.is_first_start else "trained again"
+    began = "training began" if row.is_first_start else "all workers trained again"
     took = "not over yet" if row.total_ms is None else f"{began} after {duration(row.total_ms / 1000)} ({phases})"
     redone = "" if row.is_first_start else f", {row.steps_lost_text()} redone"
     step = f", step {row.step}" if has_steps else ""

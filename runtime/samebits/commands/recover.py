@@ -165,7 +165,15 @@ def _bring_back(log_dir: Path, kept: JobSpec, *, detach: bool) -> FollowResult |
                 _say(f"the job runs without this command; `{spelled('follow')}` follows it")
                 return None
             driver = discovery_for(settings, supervisor)
-            return Follower(settings, signals, restarts=True, logs=logs, supervisor=supervisor, driver=driver).run()
+            return Follower(
+                settings,
+                signals,
+                restarts=True,
+                logs=logs,
+                supervisor=supervisor,
+                driver=driver,
+                foreign_job=remains.foreign_job,
+            ).run()
 
 
 def _with_port(log_dir: Path, kept: JobSpec, settings: Settings, port: int) -> tuple[JobSpec, Settings]:
@@ -302,8 +310,9 @@ def look(settings: Settings) -> Remains:
     refresh(settings, _say)
     stored = stored_view(settings.recovery_path) if settings.enable_recovery else None
     told = ask_once(settings, ANSWER_TIMEOUT_S)
-    own = own_job(settings)
+    own, foreign_job = own_job(settings), ""
     if told is not None and own not in ("", told.job):
+        foreign_job = told.job
         where = told.address or f"SCHED_PORT={settings.sched_port}"
         _say(f"the scheduler at {where} serves {told}, but this folder belongs to {stored or f'job {own}'}")
         told = None
@@ -323,6 +332,7 @@ def look(settings: Settings) -> Remains:
         started=started,
         view=told or stored,
         scheduler_serves=told is not None,
+        foreign_job=foreign_job,
         scheduler_holds=holder is not None
         and holder.role.startswith(SCHEDULER)
         and holder.is_on_this_host()

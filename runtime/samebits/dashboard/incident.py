@@ -23,7 +23,7 @@ STALL_WINDOW_S, STALL_SHARE, STALL_LEAST_S = 60.0, 0.2, 1.0
 """Saves hold up training if steps waited for them for this share of the window, and for at least this long."""
 NAMED = 8  # ranks in a banner
 _STILL = re.compile(r"no step for (\d+) s")
-_JUDGEMENT = re.compile(r" \((node|network|storage|software|data|device|cause unknown); ")
+_JUDGEMENT = re.compile(r" \(((?:node|network|storage|software|data|device)(?: fault)?|cause unknown); ")
 _KEPT_REMEDIES = ("job ends", "ends the job")
 
 
@@ -174,8 +174,8 @@ def incident_of(scene: IncidentState) -> Incident | None:
 def without_remedy(text: str) -> str:
     """Return a cause without the remedy that the scheduler expected at the time.
 
-    The remedy may be over, or may never have happened. For example, ``… SIGKILL (node; a new process takes its place)``
-    becomes ``… SIGKILL (node)``. A remedy that ends the job is kept.
+    The remedy may be over, or may never have happened. For example, ``… SIGKILL (node fault; a new process takes its
+    place)`` becomes ``… SIGKILL (node fault)``. A remedy that ends the job is kept.
     """
     at = 0
     while (found := _JUDGEMENT.search(text, at)) is not None:

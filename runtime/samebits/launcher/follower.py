@@ -181,12 +181,12 @@ class Follower:
         driver: Driver | None = None,
         tee: Sequence[str] = (),
         as_json: bool = False,
+        foreign_job: str = "",
     ) -> None:
         self._settings = settings
         self._signals = signals
         self._logs = logs or LogEnds(settings.log_dir)
-        self._supervisor = supervisor
-        self._driver = driver
+        self._supervisor, self._driver = supervisor, driver
         self._undelivered: deque[status.ForHistory] = deque(maxlen=MOST_UNDELIVERED)
         self._look_at = 0.0  # when to check next whether the folder has a supervisor
         self._report_restarts_at = 0.0  # when to report again to the scheduler that replacements are starting
@@ -211,9 +211,9 @@ class Follower:
         self._ended: dict[int, tuple[Death, float]] = {}  # ends that are not judged yet, and until when to wait
         self._known: dict[str, ProcessIdentity] = {}
         self._missing: list[tuple[str, ProcessIdentity]] = []  # processes that ended before they could be watched
-        self._scheduler_death = Death()
-        self._scheduler_judged = False
+        self._scheduler_death, self._scheduler_judged = Death(), False
         self._is_ours: bool | None = None  # whether this job's scheduler answers; None before any answer
+        self._foreign_jobs = {foreign_job}  # other jobs that were reported to answer in its place
         self._address = self._told_address = ""  # if SCHED_HOST names several: the current and the last reported one
         self._stop_by: str | None = None
         self._stop_status, self._stop_asked = 0, False  # whether the current connection was asked to stop the job
@@ -240,6 +240,7 @@ class Follower:
         Raises:
             ForeignFolderError: LOG_DIR now belongs to another job.
         """
+        self._settle_recoveries()
         try:
             self._follow(stop_by)
         finally:
@@ -327,8 +328,10 @@ class Follower:
                     self._told_address = self._address
                     self._screen.say(f"the scheduler is at {self._address}, term {view.term}")
             else:
-                where = self._address or f"SCHED_PORT={self._settings.sched_port}"
-                self._screen.say(f"the scheduler at {where} runs another job: {view}")
+                if view.job not in self._foreign_jobs:
+                    where = self._address or f"SCHED_PORT={self._settings.sched_port}"
+                    self._screen.say(f"the scheduler at {where} runs another job: {view}")
+                    self._foreign_jobs.add(view.job)
                 self._following.unlinked()
                 self._link.look_elsewhere()
         if self._is_ours:
@@ -661,8 +664,12 @@ class Follower:
             return
         for row in feed.new():
             self._screen.say(recovery_line(row, has_steps=not self._settings.plain))
-        if feed.trained:
-            self._showing.settle(len(feed.over), sum(row.total_ms or 0.0 for row in feed.over) / 1000)
+        self._settle_recoveries()
+
+    def _settle_recoveries(self) -> None:
+        """Show the number and cost of recoveries from the job's history, so that they match the history's numbers."""
+        if self._recoveries is not None and self._recoveries.trained:
+            self._showing.settle(len(self._recoveries.over), self._recoveries.lost_s)
 
     def _look_at_workers(self, now: float) -> None:
         """Report local workers that do not respond although their scheduler does."""

@@ -142,7 +142,7 @@ class ProgressFacts:
         step, total_steps, steps_per_s: the training's progress.
         values: the script's reported values, in the form shown.
         world: a description of the workers.
-        recoveries, lost_s: number and cost in seconds of recoveries since this follower started.
+        recoveries, lost_s: number and cost in seconds of the job's recoveries.
         more: additional text, such as when a seat becomes free.
     """
 

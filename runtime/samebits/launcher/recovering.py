@@ -42,6 +42,7 @@ class Remains:
         host: this machine's name in the job.
         has_scheduler: whether the scheduler belongs to this machine.
         again: the command that starts such a job with recovery.
+        foreign_job: the id of another job whose scheduler answers in place of this job's; "" for none.
     """
 
     nodes: tuple[str, ...]
@@ -55,6 +56,7 @@ class Remains:
     host: str
     has_scheduler: bool = True
     again: str = field(default_factory=lambda: spelled("run"))
+    foreign_job: str = ""
 
 
 @dataclass(frozen=True, slots=True)

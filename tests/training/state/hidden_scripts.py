@@ -659,9 +659,126 @@ HIDDEN = {
         loss = loss + sum((one - anchor[name]).square().sum() for name, one in model.named_parameters())
         """,
     ),
+    "gradient hook of the parameters": script(
+        top="""
+        stats = {"norm": 0.0}
+        def hook(gradient):
+            stats["norm"] = 0.9 * stats["norm"] + float(gradient.norm())  # moved
+            return gradient / (1 + stats["norm"])
+        for p in model.parameters():
+            p.register_hook(hook)
+        """,
+    ),
+    "hook after the accumulation of a gradient": script(
+        top="""
+        class Clip:
+            def __init__(self): self.calls = 1
+            def scale(self, p):
+                self.calls += 1  # moved
+                p.grad.div_(self.calls)
+        clip = Clip()
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(clip.scale)
+        """,
+    ),
+    "backward hook of a module": script(
+        top="""
+        calls = []
+        def hook(module, given, gradients):
+            calls.append(1)  # moved
+            return tuple(None if one is None else one / len(calls) for one in given)
+        model[2].register_full_backward_hook(hook)
+        """,
+    ),
+    "hook of the optimizer that keeps the first norm": script(
+        top="""
+        kept = []
+        def hook(o, args, kwargs):
+            norm = nn.utils.get_total_norm([p.grad for g in o.param_groups for p in g["params"]])
+            if not kept:
+                kept.append(float(norm))  # moved
+            for g in o.param_groups:
+                for p in g["params"]:
+                    p.grad.div_(kept[0])
+        optimizer.register_step_pre_hook(hook)
+        """,
+    ),
+    "environment variable that counts": script(
+        top="import os\nos.environ['SCRIPT_CALLS'] = '1'",
+        loss="loss = loss / int(os.environ.get('SCRIPT_CALLS', 1))",
+        after="os.environ['SCRIPT_CALLS'] = str(int(os.getenv('SCRIPT_CALLS')) + 1)  # moved",
+    ),
+    "environment variable of the first batch": script(
+        top="from os import environ\nenviron.pop('SCRIPT_MEAN', None)",
+        before="""
+        environ.setdefault("SCRIPT_MEAN", str(float(x.mean())))  # moved
+        x = x - float(environ["SCRIPT_MEAN"])
+        """,
+    ),
+    "copy of the weights at the start": script(
+        enter="""
+        teacher = copy.deepcopy(model)  # moved
+        teacher.eval()
+        for p in teacher.parameters():
+            p.requires_grad_(False)
+        """,
+        loss="loss = loss + (model(x) - teacher(x)).square().mean()",
+    ),
+    "clones of the weights at the start of an epoch": script(
+        epoch="anchor = {name: p.detach().clone() for name, p in model.named_parameters()}  # moved",
+        loss="loss = loss + sum((p - anchor[name]).square().sum() for name, p in model.named_parameters())",
+    ),
 }
 
 HARMLESS = {
+    "hooks that log gradients": script(
+        top="""
+        norms, rows, seen = [], [], 0
+        def keep(gradient):
+            global seen
+            seen += 1
+            if seen % 2:
+                return
+            rows.append(gradient.norm())
+        def count(o, args, kwargs):
+            global seen
+            seen += 1
+        for p in model.parameters():
+            p.register_hook(lambda gradient: norms.append(gradient.norm()))
+            p.register_hook(keep)
+        model[2].register_full_backward_hook(lambda module, given, gradients: rows.append(gradients[0].norm()))
+        optimizer.register_step_post_hook(count)
+        """,
+    ),
+    "hook that clips": script(
+        top="""
+        for p in model.parameters():
+            p.register_hook(lambda gradient: gradient.clamp(-1, 1))
+        """,
+    ),
+    "environment variables that do not change, or are set before they are read": script(
+        top="import os\nos.environ['SCRIPT_SCALE'] = '2'",
+        before="os.environ['SCRIPT_STEP'] = str(state.step)",
+        loss="""
+        loss = loss * int(os.environ["SCRIPT_SCALE"])
+        loss = loss / (1 + int(os.environ["SCRIPT_STEP"]))
+        """,
+        after="os.environ['SCRIPT_LOSS'] = str(state.step)",
+    ),
+    "copy of weights that are frozen": script(
+        top="model[0].requires_grad_(False)",
+        enter="first = copy.deepcopy(model[0])",
+        loss="loss = loss + first(x).square().mean()",
+    ),
+    "copy that gets other weights": script(
+        top="torch.manual_seed(3)\nsaved = nn.Linear(8, 16).state_dict()",
+        enter="first = copy.deepcopy(model[0])\nfirst.load_state_dict(saved)",
+        loss="loss = loss + first(x).square().mean()",
+    ),
+    "copy that is only evaluated": script(
+        enter="first = copy.deepcopy(model)\nbest = copy.deepcopy(model.state_dict())",
+        ended="print(first(torch.ones(1, 8)).sum().item(), len(best))",
+    ),
     "generator in the module's extra state": script(
         top="""
         class Drop(nn.Module):

@@ -222,6 +222,57 @@ def test_all_findings_are_named_in_messages_of_five() -> None:
     assert not any("more" in text for text in texts)
 
 
+def test_message_explains_that_each_call_copies_the_weights(told: Told) -> None:
+    told.run(HIDDEN["copy of the weights at the start"])
+    [[found]] = told.findings
+    assert sentence_of([found]).startswith(f"hidden state: {found} is a copy of the weights that each call of the ")
+    assert sentence_of([found, found]).count("are copies of the weights") == 1
+    other = HiddenChange("seen", "", SourceLine("/x/train.py", 3))
+    assert "changed outside the state" in sentence_of([found, other])
+
+
+def test_environment_variable_is_named_as_scripts_spell_it(told: Told) -> None:
+    told.run(HIDDEN["environment variable that counts"])
+    assert [one.name for [one] in told.findings] == ["os.environ['SCRIPT_CALLS']"]
+
+
+def test_variables_that_a_recovery_sets_are_not_followed(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    told.run(
+        script(
+            top="import os",
+            loss="loss = loss / int(os.environ['WORLD_SIZE'])",
+            after="os.environ['WORLD_SIZE'] = str(state.step + 2)",
+        )
+    )
+    assert told.findings == []
+
+
+def test_message_explains_how_a_module_keeps_its_values(told: Told) -> None:
+    text = script(
+        top="""
+        class Scaled(nn.Linear):
+            def forward(self, x):
+                return super().forward(x) / (1 + len(self.kept)) / (1 + len(more_kept))
+        model = Scaled(8, 4)
+        model.kept, more_kept = [], []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5)
+        """,
+        after="model.kept.append(1)\nmore_kept.append(1)",
+    )
+    told.run(text)
+    [findings] = told.findings
+    of_module, other = sorted(findings, key=lambda one: one.name == "more_kept")
+    assert sentence_of([of_module]).endswith(
+        "Fix: keep it in the module: register_buffer() for a tensor, otherwise get_extra_state()"
+    )
+    assert sentence_of([other]).endswith("Fix: keep it in TorchState(…)")
+    assert sentence_of(findings).endswith(
+        "Fix: keep them in TorchState(…), and those of a module in register_buffer() or get_extra_state()"
+    )
+
+
 def test_message_names_the_world_size_if_the_state_is_free_of_it() -> None:
     finding = HiddenChange("seen", "", SourceLine("/x/train.py", 3))
     assert "so a recovery or another world size may give other bits" in sentence_of([finding], any_world_size=True)

@@ -27,6 +27,11 @@ class CauseClass(enum.Enum):
     DEVICE = "device"
     UNKNOWN = "cause unknown"
 
+    @property
+    def in_messages(self) -> str:
+        """Return the text in parentheses after a cause, such as ``node fault``."""
+        return self.value if self is CauseClass.UNKNOWN else f"{self.value} fault"
+
 
 class Retry(enum.Enum):
     """Whether a retry can help."""
@@ -516,5 +521,5 @@ def chosen(row: Row, means: Means) -> tuple[Remedy, str]:
 
 
 def judged(row: Row, means: Means) -> str:
-    """Return a text with class and remedy, such as ``node; a spare on its host takes its place``."""
-    return f"{row.cause.value}; {chosen(row, means)[1]}"
+    """Return a text with class and remedy, such as ``node fault; a spare on its host takes its place``."""
+    return f"{row.cause.in_messages}; {chosen(row, means)[1]}"

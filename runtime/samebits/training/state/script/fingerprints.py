@@ -14,6 +14,7 @@ import contextvars
 import enum
 import functools
 import itertools
+import os
 import random
 import sys
 import threading
@@ -36,6 +37,8 @@ _MOST_MODULES = 100
 _MOST_BYTES = 65536  # limit on arrays that are hashed completely
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _FIELD: Any = type(collections.namedtuple("_Pair", "one other").one)  # type: ignore[attr-defined]
+_OF_THE_SEAT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""Variables that a recovery sets."""
 _ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))))
 OPAQUE_ITERATORS = (enumerate, zip, map, filter, itertools.cycle, itertools.chain, itertools.islice)
 """Iterators whose position cannot be read."""
@@ -51,6 +54,11 @@ def type_line(value: object) -> tuple[type, ...]:
 def has_type(value: object, *kinds: type) -> bool:
     """Return whether the value has one of these types. Unlike isinstance, this runs no user code."""
     return any(one in kinds for one in type_line(value))
+
+
+def is_environment(value: object) -> bool:
+    """Return whether the value is ``os.environ``."""
+    return type(value) is os._Environ
 
 
 def attributes_of(value: object) -> Mapping[str, Any]:
@@ -70,7 +78,12 @@ def attributes_of(value: object) -> Mapping[str, Any]:
 
 
 def attribute(value: object, name: str) -> Any:
-    """Return a stored attribute, or ``MISSING``, without calling a property or ``__getattr__``."""
+    """Return a stored attribute, or ``MISSING``, without calling a property or ``__getattr__``.
+
+    The attributes of ``os.environ`` are its variables.
+    """
+    if is_environment(value):
+        return MISSING if name in _OF_THE_SEAT else value.get(name, MISSING)  # type: ignore[attr-defined]
     if issubclass(type(value), type):
         line: tuple[type, ...] = _type_mro(value)
         return next((one.__dict__[name] for one in line if name in one.__dict__), MISSING)

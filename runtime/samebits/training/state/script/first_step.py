@@ -21,6 +21,7 @@ from samebits.training.state.script.fingerprints import (
     MISSING,
     attributes_of,
     has_type,
+    is_environment,
     is_users_object,
     modules_of,
     plain_function,
@@ -99,6 +100,10 @@ class EmptyValues:
                     self._empty.add((0, name))
                 elif type(value) is dict:
                     waiting += [(one, 1) for one in list(value.values())[:16]]
+                elif type(value) is types.ModuleType and is_environment(kept := attributes_of(value).get("environ")):
+                    self._remember_environment(kept)
+                elif is_environment(value):
+                    self._remember_environment(value)
                 elif type(value) in (list, tuple):
                     waiting += [(one, 1) for one in value[:16]]
                 else:
@@ -108,6 +113,10 @@ class EmptyValues:
     def holds(self, owner: int, name: str) -> bool:
         """Return whether the attribute of the object with this id was empty; id 0 stands for a scope."""
         return (owner, name) in self._empty or (owner in self._seen and (owner, name) not in self._filled)
+
+    def _remember_environment(self, environment: Any) -> None:
+        self._seen.add(id(environment))
+        self._filled |= {(id(environment), name) for name in environment}
 
     def _follow(self, waiting: list[tuple[Any, int]]) -> None:
         while waiting and len(self._seen) < _MOST_OBJECTS:

@@ -39,10 +39,11 @@ from samebits.training.state.script.fingerprints import (
     has_type,
     is_users_object,
     items_of,
+    modules_of,
     scope_of,
 )
 from samebits.training.state.script.first_step import EmptyValues, is_empty
-from samebits.training.state.script.statements import Path
+from samebits.training.state.script.statements import Call, Path, calls_of
 from samebits.training.state.script.training_slice import Outside, ScriptFunctions, SourceLine
 
 MOST_S = 0.05
@@ -76,11 +77,18 @@ _KINDS = {"random": "random.Random", "numpy": "NumPy generator", "generator": "t
 
 @dataclass(frozen=True)
 class HiddenChange:
-    """A value that changed outside the state, and the line that changes it."""
+    """A value that changed outside the state, and the line that changes it.
+
+    Attributes:
+        is_of_module: whether it belongs to a module whose parameters are in the state.
+        is_copied_by_call: whether each call of the training function copies it from the weights of that moment.
+    """
 
     name: str
     kind: str
     place: SourceLine
+    is_of_module: bool = False
+    is_copied_by_call: bool = False
 
     def __str__(self) -> str:
         kind = f", a {self.kind}" if self.kind else ""
@@ -140,11 +148,22 @@ def sentence_of(findings: Sequence[HiddenChange], *, any_world_size: bool = Fals
     it = "it" if len(findings) == 1 else "them"
     gives = ", and may give other bits"
     gives = ", so a recovery or another world size may give other bits" if any_world_size else gives
-    text = (
-        f"{OF_HIDDEN_STATE}{listed} changed outside the state, and later steps read {it}: a recovery does not restore "
-        f"{it}{gives}. Fix: keep {it} in TorchState(…)"
-    )
+    does = f"changed outside the state, and later steps read {it}: a recovery does not restore {it}"
+    if all(one.is_copied_by_call for one in findings):
+        copied = "is a copy" if len(findings) == 1 else "are copies"
+        does = f"{copied} of the weights that each call of the training function makes: a recovery copies later weights"
+    text = f"{OF_HIDDEN_STATE}{listed} {does}{gives}. Fix: {_fix_of(findings, it)}"
     return "".join(one if one.isprintable() else "?" for one in text)
+
+
+def _fix_of(findings: Sequence[HiddenChange], it: str) -> str:
+    """Return where to keep the values, which depends on whether they belong to a module of the state."""
+    in_module = sum(one.is_of_module for one in findings)
+    if not in_module:
+        return f"keep {it} in TorchState(…)"
+    if in_module == len(findings):
+        return f"keep {it} in the module: register_buffer() for a tensor, otherwise get_extra_state()"
+    return f"keep {it} in TorchState(…), and those of a module in register_buffer() or get_extra_state()"
 
 
 @dataclass(frozen=True)
@@ -156,6 +175,7 @@ class _WatchedValue:
     read: SourceLine
     modulus: int | None = None
     is_advanced: bool = False
+    copied_at: SourceLine | None = None  # the line with which each call copies it from the weights
 
 
 _Place = tuple[int, str]
@@ -194,6 +214,7 @@ class HiddenStateLook:
         self._prints: dict[_WatchedValue, Any] = {}
         self._moved: dict[_WatchedValue, None] = {}
         self._places: dict[_WatchedValue, list[_Place]] = {}
+        self._in_modules: set[_WatchedValue] = set()  # values that belong to a module of the state
         self._told: set[str | _Place] = set()
         self._script: ScriptFunctions | None = None
         self.findings: list[HiddenChange] = []
@@ -300,6 +321,11 @@ class HiddenStateLook:
         for one in self._prints:
             if self._is_late():
                 return
+            if one.copied_at is not None:
+                finding = replace(self._finding(one), place=one.copied_at, is_copied_by_call=True)
+                self.set_at_first.append(finding)
+                self._first.append((one, finding))
+                continue
             local_of = one.owner if isinstance(one.owner, types.CodeType) and _is_local(one) else None
             if local_of is not None:
                 is_new = len(one.path) == 1 and script.read[local_of].is_set_once(one.path[0])
@@ -346,6 +372,7 @@ class HiddenStateLook:
 
     def _find(self, frames: Iterable[types.FrameType], handled: _Handled) -> list[_WatchedValue]:
         self._script = script = ScriptFunctions(handled.is_state, handled.is_training, self._is_late)
+        script.hooks = _hooks_of(self._state())
         found: list[_WatchedValue] = []
         for frame in frames:
             scope = functools.partial(_of_frame, frame)
@@ -369,7 +396,10 @@ class HiddenStateLook:
             for path, place in exposed.items():
                 if function.is_memo(path):
                     continue
-                watched = _WatchedValue(frame.f_code, path, place, function.modulus(path), function.is_advanced(path))
+                named = path[0] if loops and len(path) == 1 else ""
+                copied_at = function.line_that_copies_weights(named, loops[-1].lineno) if named else None
+                modulus, is_advanced = function.modulus(path), function.is_advanced(path)
+                watched = _WatchedValue(frame.f_code, path, place, modulus, is_advanced, copied_at)
                 found += self._expand(script, watched, frame, handled)
             for one in function.called_outside(0):
                 found += self._expand(script, _WatchedValue(one.owner, one.path, one.read), frame, handled)
@@ -432,10 +462,12 @@ class HiddenStateLook:
             if has_type(value, torch.Tensor, enum.Enum) or (has_type(value, dict) and not _is_in(value, name)):
                 break  # an attribute or a method of the object
             value = value if type(inner) in (property, types.FunctionType, types.GetSetDescriptorType) else inner
-            if handled.is_restored_in_part(holder) and (
-                is_plain(value) or name in _OF_OPTIMIZERS or _is_in_extra_state(holder, name)
-            ):
+            if not handled.is_restored_in_part(holder):
+                continue
+            if is_plain(value) or name in _OF_OPTIMIZERS or _is_in_extra_state(holder, name):
                 return MISSING
+            if has_type(holder, nn.Module):
+                self._in_modules.add(one)
         if has_type(value, torch.utils.data.DataLoader):
             return value  # its dataset may have state, even if its position is restored
         return MISSING if handled.is_state(value) or handled.is_handled(value) else value
@@ -470,11 +502,12 @@ class HiddenStateLook:
 
     def _finding(self, one: _WatchedValue) -> HiddenChange:
         kind = _KINDS.get(self._prints[one][0], "") if type(self._prints[one]) is tuple else ""
-        name = ".".join(one.path)
+        is_variable = len(one.path) > 1 and one.path[-2] == "environ"
+        name = f"{'.'.join(one.path[:-1])}[{one.path[-1]!r}]" if is_variable else ".".join(one.path)
         owner = None if isinstance(one.owner, types.CodeType) else one.owner()
         if owner is not None and type(owner) is not types.FunctionType:
             name = f"{(owner if has_type(owner, type) else type(owner)).__name__}.{name}"
-        return HiddenChange(name, kind, self._line_of(one) or one.read)
+        return HiddenChange(name, kind, self._line_of(one) or one.read, one in self._in_modules)
 
 
 def _is_in_extra_state(holder: object, name: str) -> bool:
@@ -483,6 +516,41 @@ def _is_in_extra_state(holder: object, name: str) -> bool:
         return False
     code = getattr(type(holder).get_extra_state, "__code__", None)  # type: ignore[attr-defined]
     return code is not None and code is not nn.Module.get_extra_state.__code__ and name in code.co_names
+
+
+_OF_MODULES = ("_backward_pre_hooks", "_backward_hooks")
+_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_OF_STEPS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+def _hooks_of(state: Any) -> dict[str, list[Call]]:
+    """Return the calls of the user's hooks that ``backward()`` and an optimizer's ``step()`` run."""
+    found: dict[str, list[Call]] = {"backward": [], "step": []}
+    for value in _objects_of(state):
+        for one in modules_of(value) if has_type(value, nn.Module) else ():
+            own = attributes_of(one)
+            found["backward"] += [call for name in _OF_MODULES for call in _hook_calls(own.get(name), one)]
+            for parameter in own.get("_parameters", {}).values():
+                if type(parameter) is nn.Parameter:  # reading an attribute of a subclass may run its code
+                    kept = (getattr(parameter, name, None) for name in _OF_PARAMETERS)
+                    found["backward"] += [call for hooks in kept for call in _hook_calls(hooks, parameter)]
+        if has_type(value, torch.optim.Optimizer):
+            own = attributes_of(value)
+            found["step"] += [call for name in _OF_STEPS for call in _hook_calls(own.get(name), value)]
+    return found
+
+
+def _hook_calls(hooks: Any, owner: object) -> list[Call]:
+    """Return the calls of these hooks, each with the owner as its first argument.
+
+    A hook of a parameter gets the gradient instead, which belongs to training as well.
+    """
+    found = [call for hook in list((hooks or {}).values()) for call in calls_of(hook)]
+    for call in found:
+        code = call.function.__code__
+        name = next((one for one in code.co_varnames[: code.co_argcount] if one not in call.given), "")
+        call.given, call.values = {**call.given, name: owner}, {**call.values, name: owner}
+    return found
 
 
 def _objects_of(state: Any) -> list[object]:

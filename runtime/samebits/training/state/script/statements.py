@@ -79,8 +79,11 @@ class Statement:
     is_sink: bool = False
     is_jump: bool = False
     is_return: bool = False
+    gives_value: bool = False  # a return or yield of a value
     mentions: str = ""  # source code of an assignment
     memos: set[Path] = field(default_factory=set)  # dicts in a condition ``key not in memo``
+    copies: bool = False  # calls ``deepcopy()`` or ``clone()``
+    runs: set[str] = field(default_factory=set)  # ``backward`` and ``step``, which run hooks
     by_value: bool = False  # part of the slice because its value is used
     by_effect: bool = False  # part of the slice because a function that it calls changes training
 
@@ -195,9 +198,11 @@ class Statements:
                     if receiver is not None and receiver in step.drawn:
                         self._change(receiver, step)
                 step.is_return |= isinstance(value, (ast.Yield, ast.YieldFrom))
+                step.gives_value |= step.is_return
             case ast.Return(value=value):
                 if value is not None:
                     self._read(value, step)
+                    step.gives_value = True
                 step.is_return = step.is_jump = True
             case ast.Break() | ast.Continue() | ast.Raise():
                 step.is_jump = True
@@ -320,11 +325,14 @@ class Statements:
             step.drawn.add(receiver)
         elif len(path) == 1 and path[0] not in hidden and self.value(path) is not MISSING:
             step.reads.add(path)
+        step.copies |= name in ("deepcopy", "clone")
         if receiver and receiver[0] not in hidden and (name in _MUTATORS or _is_in_place(name)):
             self._change(receiver, step)
         if name in _CHANGE_FIRST and node.args and (given := path_of(node.args[0])):
             step.changes.add(given)
-        step.is_sink |= self._changes_training(name, receiver, node)
+        if self._changes_training(name, receiver, node):
+            step.is_sink = True
+            step.runs |= {name} & {"backward", "step"}
 
     def _changes_training(self, name: str, receiver: Path, node: ast.Call) -> bool:
         if name == "backward" and isinstance(node.func, ast.Attribute):

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from samebits.training.group.calling_place import is_library
 from samebits.training.state.script.fingerprints import (
@@ -30,6 +31,7 @@ from samebits.training.state.script.fingerprints import (
     is_library_type,
     is_users_object,
     items_of,
+    modules_of,
     plain_function,
     scope_of,
     type_line,
@@ -45,6 +47,7 @@ from samebits.training.state.script.statements import (
     calls_of,
     heads_of,
     path_of,
+    root_of,
     summands_of,
 )
 
@@ -52,6 +55,14 @@ _LONGEST_PATH = 4
 _MOST_FUNCTIONS = 80
 _MOST_DEPTH = 6
 _FRESH = ("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "deepcopy", "copy", "clone")
+_KEEPS_VALUES = frozenset(
+    {
+        *("eval", "train", "requires_grad_", "to", "cuda", "cpu", "parameters", "named_parameters", "buffers"),
+        *("named_buffers", "modules", "named_modules", "children", "state_dict", "items", "values", "keys", "get"),
+        *("forward", "detach", "clone", "share_memory", "sum", "mean", "norm", "square", "view", "reshape"),
+    }
+)
+"""Methods that change no value of a module, dict or tensor, apart from its place."""
 _NOT_CALLED = frozenset(
     {
         *("__init__", "__new__", "__post_init__", "__del__", "__init_subclass__", "__set_name__", "__hash__"),
@@ -100,6 +111,9 @@ class _Summary:
 class ScriptFunctions:
     """The user's functions whose source has been read.
 
+    Attributes:
+        hooks: the calls of hooks by the method that runs them, ``backward`` or ``step``.
+
     Args:
         is_state: returns whether an object is the state.
         is_training: returns whether an object takes part in training or is restored by the state.
@@ -111,6 +125,7 @@ class ScriptFunctions:
         self.is_training = is_training
         self.is_late = is_late
         self.read: dict[types.CodeType, Function] = {}
+        self.hooks: Mapping[str, list[Call]] = {}
         self._summaries: dict[tuple[types.CodeType, bool, int], _Summary] = {}
 
     def function(self, code: types.CodeType, values: Mapping[str, Any], scope: Callable[[str], Any]) -> Function | None:
@@ -146,6 +161,7 @@ class ScriptFunctions:
     def forget_values(self) -> None:
         """Drop all references to the script's objects, but keep the lines and names."""
         self._summaries.clear()
+        self.hooks = {}
         for function in self.read.values():
             function.forget_values()
 
@@ -250,6 +266,7 @@ class Function(Statements):
     def slice(self, *, for_value: bool, depth: int) -> None:
         """Mark the statements on which training, or with ``for_value`` the returned value, depends."""
         wanted: set[Path] = set()
+        for_value &= any(step.is_return and step.gives_value for step in self.steps)
         for step in self.steps:
             step.by_value = step.by_effect = False
         changed = True
@@ -352,6 +369,27 @@ class Function(Statements):
             and all(any(path[0] == name for guard in step.guards for path in guard.reads) for step in inside)
         )
 
+    def line_that_copies_weights(self, name: str, before: int) -> SourceLine | None:
+        """Return the line before ``before`` that copies trained weights into this local, if nothing changes it later.
+
+        A copy of a part, as in ``model[0]``, is left out, because the part may be frozen.
+        """
+        writes = [(node, step) for node, step in self._of.items() if (name,) in step.writes]
+        if len(writes) != 1:
+            return None
+        node, step = writes[0]
+        is_part = any(isinstance(one, ast.Subscript) for one in ast.walk(node))
+        if step.line >= before or len(step.guards) > len(step.loops) or is_part or not step.copies:
+            return None
+        copied = [self.value(path) for path in step.reads]
+        if not any(_has_trained_weights(one) for one in copied if self._is_training(one)):
+            return None
+        calls = [one for one in _own_nodes(self.node) if isinstance(one, ast.Call)]
+        changes = [path[0] for node, other in self._of.items() for path in other.changes if not _keeps_values(node)]
+        if name in changes or any(_may_change(one, name, before) for one in calls):
+            return None
+        return SourceLine(self.code.co_filename, step.line)
+
     def is_memo(self, path: Path) -> bool:
         """Return whether values are only added to this dict for missing keys, as in a cache of pure results."""
         found = [(node, step) for node, step in self._of.items() if path in step.changes]
@@ -411,7 +449,7 @@ class Function(Statements):
         return any(self._script.summary(call, for_value=False, depth=depth).has_effect for call in step.calls)
 
     def _summaries(self, step: Statement, depth: int) -> Iterator[tuple[Call, _Summary]]:
-        for call in step.calls:
+        for call in (*step.calls, *(one for name in step.runs for one in self._script.hooks.get(name, ()))):
             if step.by_value:
                 yield call, self._script.summary(call, for_value=True, depth=depth)
             elif step.by_effect:
@@ -490,6 +528,30 @@ def _is_empty_literal(node: ast.expr | None) -> bool:
     return False
 
 
+def _has_trained_weights(value: object) -> bool:
+    """Return whether a module or parameter is trained, so that its values differ from step to step."""
+    if type(value) is nn.Parameter:
+        return value.requires_grad
+    modules = modules_of(value) if has_type(value, nn.Module) else ()
+    weights = [one for module in modules for one in attributes_of(module).get("_parameters", {}).values()]
+    return any(type(one) is nn.Parameter and one.requires_grad for one in weights)
+
+
+def _keeps_values(node: ast.AST) -> bool:
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))):
+            return name in _KEEPS_VALUES
+    return False
+
+
+def _may_change(node: ast.Call, name: str, before: int) -> bool:
+    """Return whether a call may change the values of this variable, apart from calls after the line ``before``."""
+    if isinstance(node.func, ast.Attribute) and (root_of(node.func.value) or ("",))[0] == name:
+        return node.func.attr not in _KEEPS_VALUES
+    given = [*node.args, *(one.value for one in node.keywords)]
+    return node.lineno < before and any((path_of(one) or ("",))[0] == name for one in given)
+
+
 # ---- source
 
 
@@ -522,15 +584,28 @@ def _lambda_of(code: types.CodeType, tree: ast.AST) -> Any:
             body = node.body
             ends = body.end_lineno or body.lineno, body.end_col_offset or 0
             if places and (body.lineno, body.col_offset) <= min(places) and max(places) < ends:
-                result = ast.copy_location(ast.Return(body), body)
+                own = {one.arg for one in arguments_of(node.args)}
+                result: ast.stmt = ast.Expr(body) if _returns_none(body, own) else ast.Return(body)
+                ast.copy_location(result, body)
                 return ast.copy_location(ast.FunctionDef("_", node.args, [result], []), node)
     return None
+
+
+def _returns_none(node: ast.expr, parameters: set[str]) -> bool:
+    """Return whether an expression only adds to a container, which is not a parameter, such as a tensor."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=owner, attr="append" | "extend" | "add" | "update")):
+            root = root_of(owner)
+            return root is not None and root[0] not in parameters
+    return False
 
 
 class _Plain(ast.NodeTransformer):
     """Simplifies dynamic attribute access.
 
     ``getattr(a, "b")``, ``vars(a)["b"]`` and ``a.__dict__["b"]`` become ``a.b``, and ``globals()["b"]`` becomes ``b``.
+    ``os.environ["B"]``, ``os.environ.get("B")`` and ``os.getenv("B")`` become ``os.environ.B``, which
+    ``fingerprints.attribute`` reads.
     """
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -538,6 +613,15 @@ class _Plain(ast.NodeTransformer):
         match node:
             case ast.Call(func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=str(name)), *_]):
                 return _attribute(node, owner, name, ast.Load())
+            case ast.Call(func=ast.Attribute(value=owner, attr=method), args=[ast.Constant(value=str(name)), *rest]):
+                if method == "getenv" and path_of(owner) == ("os",):
+                    return _attribute(node, _attribute(node, owner, "environ", ast.Load()), name, ast.Load())
+                if method == "get" and _is_environment(owner):
+                    return _attribute(node, owner, name, ast.Load())
+                if method in ("setdefault", "pop") and _is_environment(owner):
+                    variable = _attribute(node, owner, name, ast.Load())
+                    function = _attribute(node, variable, method, ast.Load())
+                    return ast.copy_location(ast.Call(function, rest, node.keywords), node)
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
@@ -549,6 +633,8 @@ class _Plain(ast.NodeTransformer):
                 value=ast.Call(func=ast.Name(id="vars"), args=[owner]) | ast.Attribute(value=owner, attr="__dict__"),
                 slice=ast.Constant(value=str(name)),
             ):
+                return _attribute(node, owner, name, node.ctx)
+            case ast.Subscript(value=owner, slice=ast.Constant(value=str(name))) if _is_environment(owner):
                 return _attribute(node, owner, name, node.ctx)
         return node
 
@@ -562,6 +648,10 @@ class _Plain(ast.NodeTransformer):
                 target = _attribute(node, owner, name, ast.Store())
                 return ast.copy_location(ast.Assign([target], value), node)
         return node
+
+
+def _is_environment(node: ast.expr) -> bool:
+    return path_of(node) in (("os", "environ"), ("environ",))
 
 
 def _attribute(node: ast.AST, owner: ast.expr, name: str, context: ast.expr_context) -> ast.expr:
