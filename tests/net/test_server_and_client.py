@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 import zmq
 
@@ -16,7 +18,7 @@ from samebits.core.messages import Pending, StatusQuery, StopJob
 from samebits.errors import ListenError
 from samebits.net import address
 from samebits.net.address import cannot_listen, check_free, endpoint, folder_of_holder, listening, port_holder
-from samebits.net.client import Down, Got, Up
+from samebits.net.client import Client, Down, Got, Up
 from samebits.net.server import Arrived, ConnectionLost, Garbled, Incoming, Server
 from tests.net.ends import PATIENCE_S, Ends, free_port, listened, until
 
@@ -56,6 +58,29 @@ def test_close_of_a_silent_peer_is_not_reported(ends: Ends) -> None:
     ends.clients.clear()
     seen = until(ends.heard, lambda item: item == ConnectionLost("speaking"))
     assert ConnectionLost("silent") not in seen
+
+
+def test_connection_without_an_answer_is_begun_anew() -> None:
+    """Otherwise, a host that was cut off for a while would be reached only at the kernel's next, late attempt."""
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        number = full.getsockname()[1]
+        for _ in range(4):  # as many as the kernel takes without accept(), and more
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", number))
+        process = psutil.Process()
+        before, tried = {one.laddr.port for one in process.net_connections("tcp")}, set[int]()
+        client = Client("127.0.0.1", number, "worker", 1.0)
+        stack.callback(client.close)
+
+        def attempts() -> list[int]:
+            listened(client)
+            calls = [one for one in process.net_connections("tcp") if one.raddr and one.raddr.port == number]
+            tried.update(one.laddr.port for one in calls if one.status == psutil.CONN_SYN_SENT)
+            return [len(tried - before)]
+
+        until(attempts, lambda seen: isinstance(seen, int) and seen >= 2)
 
 
 def test_client_learns_that_the_server_is_gone_and_that_one_is_back(ends: Ends) -> None:

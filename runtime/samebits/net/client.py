@@ -262,6 +262,8 @@ class Client:
             zmq.IMMEDIATE: 1,
             zmq.MAXMSGSIZE: MAX_INCOMING_BYTES,
             zmq.RECONNECT_IVL: RECONNECT_MS,
+            # The kernel repeats an unanswered SYN at doubling intervals, and would notice late that the host is back.
+            zmq.CONNECT_TIMEOUT: int(self._handshake_s * 1000),
             zmq.HANDSHAKE_IVL: int(self._handshake_s * 1000),
             zmq.HEARTBEAT_IVL: max(1, int(silence_s * 1000 / 3)),
             zmq.HEARTBEAT_TIMEOUT: int(silence_s * 1000),

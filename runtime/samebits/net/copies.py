@@ -216,6 +216,7 @@ class SenderSocket:
             zmq.RCVHWM: _QUEUE,
             zmq.SNDHWM: _QUEUE,
             zmq.RECONNECT_IVL: 100,
+            zmq.CONNECT_TIMEOUT: _HANDSHAKE_MS,
         }.items():
             self.socket.setsockopt(option, value)
         if keys is not None:
