@@ -249,6 +249,20 @@ def test_first_generation_begins_without_an_incomplete_group() -> None:
     assert house.committed().slots == (0, 1)
 
 
+def test_first_generation_waits_for_enough_complete_groups() -> None:
+    house = House(policy(6, min_world_size=4, max_world_size=6, start_grace_s=20.0, node_timeout_s=60.0))
+    for node in "0124":
+        house.register(node)
+    house.tick(20.0)
+    for node in "0124":
+        house.join(node, sharding=THREE)
+    house.tick(1.0)
+    assert house.core.state.generation is None
+    house.register("3")
+    house.join("3", sharding=THREE)
+    assert house.committed().slots == (0, 1, 2, 3)
+
+
 def test_restarted_scheduler_still_knows_the_groups() -> None:
     house = training()
     lose(house, "2")

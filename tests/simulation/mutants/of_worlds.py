@@ -247,13 +247,6 @@ MUTANTS: tuple[Mutant, ...] = (
         changes=SHARD_GROUPS,
     ),
     Mutant(
-        "a round waits for an incomplete shard group",
-        frozenset({"L1", "L3", "L5"}),
-        100,
-        _with_world(_outside=lambda world: set()),
-        changes=SHARD_GROUPS,
-    ),
-    Mutant(
         "an outdated memory is accepted",
         frozenset({"S9", "S10"}),
         300,

@@ -352,7 +352,8 @@ class World:
         if groups is not None and not self.coming and len(joined) < len(groups.complete):
             return False  # without listing thousands of members at each join
         members = self.members()  # others may have joined, which wait for their shard group
-        return 0 < len(members) <= len(joined) and all(ledger.state.by_slot[slot] in joined for slot in members)
+        enough = ledger.policy.min_world_size <= len(members) <= len(joined)
+        return enough and all(ledger.state.by_slot[slot] in joined for slot in members)
 
     def may_join(self, slot: int) -> bool:
         """Return whether the slot's holder, which is ready, adds to a generation that can continue."""
