@@ -844,7 +844,9 @@ class SchedulerCore:
         """Give lost slots to spares and invite them, except ``admitted``, which is invited later."""
         given = self._world.give_slots() + self._world.complete_groups() if self._ending.ended is None else []
         for seat in given:
-            if seat is not admitted:
+            # With an incomplete shard group, this step may close the round; otherwise ``refresh`` invites the seat.
+            has_place = seat.slot is not None and self._world.place_of(seat.slot) is not None
+            if seat is not admitted and has_place:
                 self._rendezvous.invite(seat)
 
     def _start_deadline(self) -> float | None:
