@@ -55,6 +55,18 @@ CASES: list[tuple[str, JobView | None, JobView, list[str]]] = [
         replace(ELASTIC, workers=WORKERS[:1], world_size=1, retired=(worker(1, slot=None), worker(2, slot=None))),
         ["the job continues without workers 1 and 2: 1 worker"],
     ),
+    (
+        "a shard group lacks a worker",
+        ELASTIC,
+        replace(ELASTIC, workers=(worker(0), worker(1, joining=True)), world_size=1, generation=2),
+        ["the job continues without worker 2: 1 worker", "worker 1 waits until the shard group is complete: 1 worker"],
+    ),
+    (
+        "it is complete again",
+        replace(ELASTIC, workers=(worker(0), worker(1, joining=True), worker(2, joining=True)), world_size=1),
+        replace(ELASTIC, generation=3),
+        ["workers 1 and 2 joined: 3 workers"],
+    ),
     ("a worker is about to join", ELASTIC, replace(ELASTIC, workers=(*WORKERS, NEWCOMER)), []),
     (
         "a worker that was about to join has left",

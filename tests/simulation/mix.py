@@ -75,8 +75,13 @@ QUIETER = 0.2
 P_HANGS, P_DRAINS, P_AILMENTS, P_KEYS, P_LOST_DISKS, P_JOINT_STOPS = 0.35, 0.3, 0.3, 0.3, 0.2, 0.2
 P_RELAYS = 0.2
 P_SHARDED = 0.3
+P_SHARD_GROUPS = 0.5
+"""Share of elastic worlds that shrink by whole shard groups."""
 P_QUORUM = 0.4
 """Share of runs whose journal is in an etcd."""
+
+
+SIZES = {"world_size", "min_world_size", "max_world_size"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,7 @@ class Mix:
     has_odd_rank: bool = False  # at some time a rank's state becomes different; drawn later
     step_timeout_s: float | None = None  # the step timeout; None: learned
     ends_stuck: bool = True  # HANG=end
-    sharding: Sharding | None = None  # in a world of fixed size; drawn later
+    sharding: Sharding | None = None  # drawn later; an elastic world has one that shrinks by shard groups
     calls_every_s: float = 0.0  # how often a process calls the scheduler's keys; 0: never
     quorum: QuorumFaults | None = None  # of the etcd that holds the journal; drawn later
 
@@ -175,18 +180,33 @@ class Mix:
 
     def changed(self, changes: Mapping[str, Any]) -> Mix:
         """The same but for these values; a mesh that does not fit them is left out."""
-        mix = replace(self, **changes)
-        fits = mix.min_world_size == mix.max_world_size == mix.world_size
-        if mix.sharding is not None and not (fits and math.prod(mix.sharding.sizes) == mix.world_size):
-            mix = replace(mix, sharding=None)
-        return mix
+        mix, is_chosen = replace(self, **changes), "sharding" in changes or not changes.keys() & SIZES
+        if mix.sharding is None:
+            return mix
+        fits = math.prod(mix.sharding.sizes) == mix.max_world_size and is_chosen
+        if mix.sharding.shrinks is not None and fits and mix.min_world_size < mix.max_world_size:
+            groups = max(1, mix.min_world_size // mix.sharding.group_size)
+            least = groups * mix.sharding.group_size
+            return replace(mix, world_size=mix.max_world_size, min_world_size=least)
+        is_fixed = mix.min_world_size == mix.max_world_size == mix.world_size and mix.sharding.shrinks is None
+        return mix if is_fixed and math.prod(mix.sharding.sizes) == mix.world_size else replace(mix, sharding=None)
 
     def _draw_sharding(self, rng: random.Random) -> Sharding | None:
-        if rng.random() >= P_SHARDED or self.min_world_size != self.max_world_size:
+        if self.min_world_size != self.max_world_size:
+            return self._draw_shard_groups(rng)
+        if rng.random() >= P_SHARDED:
             return None
         replicas = rng.choice([one for one in range(1, self.world_size + 1) if self.world_size % one == 0])
         outer = Sharding((replicas, self.world_size // replicas), (True, False))
         return rng.choice((outer, Sharding(outer.sizes[::-1], (False, True))))
+
+    def _draw_shard_groups(self, rng: random.Random) -> Sharding | None:
+        most = self.max_world_size
+        groups = [one for one in range(2, most + 1) if most % one == 0]
+        if rng.random() >= P_SHARD_GROUPS or not groups:
+            return None
+        sizes = (count := rng.choice(groups), most // count)
+        return rng.choice((Sharding(sizes, (True, False), 0), Sharding(sizes[::-1], (False, True), 1)))
 
     @classmethod
     def draw(cls, rng: random.Random) -> Mix:

@@ -9,6 +9,7 @@ import pytest
 from tests.simulation.checkers import ALL
 from tests.simulation.checkers.l3_progress import Progress
 from tests.simulation.checkers.l5_end import TheEnd
+from tests.simulation.checkers.s09_restore_point import RestorePoint
 from tests.simulation.mutants import MUTANTS, Mutant, stored_seeds
 from tests.simulation.trace import Violation
 from tests.simulation.world import World
@@ -56,6 +57,13 @@ def test_every_invariant_has_a_checker() -> None:
     expected = {f"S{number}" for number in range(1, 27)} | {f"L{number}" for number in range(1, 7)}
     assert {checker.name for checker in ALL} == expected
     assert len({checker.__module__ for checker in ALL}) == len(ALL), "one file each"
+
+
+def test_part_without_a_member_is_noticed_by_itself() -> None:
+    """S14 is left out, because it catches this mutant first."""
+    (mutant,) = (mutant for mutant in MUTANTS if mutant.name == "a part of the state has no member")
+    caught = mutant.hunt(start=0, seeds=50, checkers=(RestorePoint,))
+    assert caught is not None and "no member holds the parts" in str(caught[1])
 
 
 def test_stalled_restore_point_is_noticed_by_itself() -> None:

@@ -99,7 +99,8 @@ class ElasticJob(Job):
         statuses[-1] = self.scheduler.wait(timeout_s)
         failed = {node: status for node, status in statuses.items() if status}
         assert not failed, f"exit statuses {failed}\n{self.tails()}"
-        ranks = [node for node in self.nodes if not self.matches(node, "this spare was not needed")]
+        outside = "this spare was not needed|training has finished without this worker"
+        ranks = [node for node in self.nodes if not self.matches(node, outside)]
         hashes = {node: self.matches(node, _FINAL.pattern)[-1][2] for node in ranks}
         assert len(set(hashes.values())) == 1, f"the nodes end with different weights: {hashes}\n{self.tails()}"
         return next(iter(hashes.values()))

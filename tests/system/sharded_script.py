@@ -154,6 +154,14 @@ def wait_until_all_have_stepped(marks: Path, step: int) -> None:
         time.sleep(POLL_S)
 
 
+def wait_for_gate(marks: Path) -> None:
+    """Wait until the test lets the job continue."""
+    deadline = time.monotonic() + HELD_S
+    while not (marks / "gate").exists():
+        assert time.monotonic() < deadline, "the gate stays closed"
+        time.sleep(POLL_S)
+
+
 def whole_sha256(model: nn.Module) -> str:
     """Hash the full weights; a collective if they are sharded."""
     digest = hashlib.sha256()
@@ -180,6 +188,7 @@ def main() -> None:
     parser.add_argument("--hold-step", type=int, default=0, metavar="STEP", help="see HeldBeforeItsStep")
     parser.add_argument("--hold-forming", metavar="RANK:GENERATION", help="see HeldWhileForming")
     parser.add_argument("--flip", action="append", default=[], metavar="RANK:STEP:WHAT", help="see flip")
+    parser.add_argument("--gate", type=int, default=0, metavar="STEP", help="wait before it for the file MARKS/gate")
     parser.add_argument("--pause-ms", type=float, default=0.0)
     parser.add_argument("--kill", action="append", default=[], metavar="RANK:POINT[:NUMBER]")
     parser.add_argument("--marks", type=Path, default=Path(), help="where a kill that has happened is marked")
@@ -229,6 +238,8 @@ def main() -> None:
         while state.step < args.steps:
             for batch, (inputs, targets) in enumerate(loader):
                 time.sleep(args.pause_ms / 1000)
+                if state.step + 1 == args.gate:
+                    wait_for_gate(args.marks)
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(inputs), targets)
                 loss.backward()

@@ -178,6 +178,63 @@ def test_spare_that_was_not_needed_holds_no_shard_and_ends_well(
     assert job.matches(4, "this spare was not needed")
 
 
+@pytest.fixture
+def elastic(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]) -> Callable[..., ElasticJob]:
+    """Return a factory of jobs of 2 x 2 ranks that continue at once without a shard group that lacks a rank."""
+
+    def make(*args: str, script: Path = SCRIPT) -> ElasticJob:
+        settings = {"MIN_WORKER_NUM": "2", "GRACE": "shrink=0", "REGISTER_COOLDOWN": "0.5"}
+        job = ElasticJob(tmp_path, warm, script=script, args=(*args, "--marks", str(tmp_path)), settings=settings)
+        watched(job)
+        return job
+
+    return make
+
+
+def require_no_step_twice(job: ElasticJob, *nodes: int) -> None:
+    """Check that no commit was undone. A commit at which a generation is left is not printed."""
+    for node in nodes:
+        steps = [int(found[1]) for found in job.matches(node, r"^epoch \d+ step (\d+) loss")]
+        assert steps == sorted(set(steps)), (node, steps)
+    assert not goes_back(job), job.tails()
+
+
+@pytest.mark.parametrize("lost", [3, 0])
+def test_a_shard_group_leaves_with_a_lost_rank_and_returns_with_its_replacement(
+    lost: int, elastic: Callable[..., ElasticJob]
+) -> None:
+    stay, beside = ((0, 1), 2) if lost == 3 else ((2, 3), 1)
+    job = elastic("--mesh", "2", "2", "--steps", "20", "--gate", "12", "--kill", f"{lost}:committed:6")
+    job.start()
+    job.wait_died(lost)
+    job.wait_for(
+        "scheduler", f"the world continues without worker {lost}: 2 are left; worker {beside} waits for the shard group"
+    )
+    for rank, node in enumerate(stay):
+        job.wait_for(node, rf"generation 2: rank {rank} of 2 continues from step 6")
+        job.wait_for_step(11, node)
+    job.start_worker(lost)
+    for node in stay:
+        job.wait_for(node, "leaves its generation at its next commit")
+    (job.folder / "gate").touch()
+    job.wait_for("scheduler", r"generation 3 starts with 4 .*, in the memory of ranks \d and \d; sent to ranks")
+    job.finish()
+    for node in (*stay, beside):
+        assert job.matches(node, rf"generation 3: rank {node} of 4 continues from step 1\d")
+    assert job.seated_once(*stay, beside)
+    require_no_step_twice(job, *stay, beside)
+
+
+def test_training_ends_without_a_shard_group_that_lacks_a_rank(elastic: Callable[..., ElasticJob]) -> None:
+    job = elastic("--mesh", "2", "2", "--steps", "12", "--kill", "1:backward:6")
+    job.start()
+    job.wait_died(1)
+    job.finish()
+    assert job.matches(2, "generation 2: rank 0 of 2 continues from step 5") and job.seated_once(0, 2, 3)
+    require_no_step_twice(job, 0, 2, 3)
+    assert job.matches(0, "training has finished without this worker, whose shard group was incomplete")
+
+
 @pytest.mark.thorough  # replicas redo no step, as in the first test of this file
 def test_tensor_parallel_replicas_redo_no_step(new_job: Callable[..., Job], tmp_path: Path) -> None:
     mesh = ("--dp-replicate", "2", "--tp", "2")

@@ -16,3 +16,4 @@ def forget_declared_meshes() -> Iterator[None]:
     kept = meshes._meshes
     for declared in (kept._roots, kept._parts, kept._of_one, kept._resharded):
         declared.clear()
+    kept._shrinking = None

@@ -9,6 +9,7 @@ envelope, :class:`ReportEnvelope`.
 from __future__ import annotations
 
 import enum
+import math
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -219,10 +220,13 @@ class Sharding(Value, frozen=True):
     Attributes:
         sizes: ranks along each dimension of the mesh, outermost first.
         replicates: for each dimension, whether the ranks along it hold the same part.
+        shrinks: the replicating dimension whose size may change; None: none. The slots with one coordinate along it are
+            a *shard group*, which holds every part.
     """
 
     sizes: Few[Size]
     replicates: Few[bool]
+    shrinks: Count | None = None
 
     @property
     def has_replicas(self) -> bool:
@@ -237,6 +241,29 @@ class Sharding(Value, frozen=True):
             if not replicates:
                 key.append(coordinate)
         return tuple(reversed(key))
+
+    @property
+    def key_count(self) -> int:
+        """Return how many different keys there are."""
+        return math.prod(size for size, replicates in zip(self.sizes, self.replicates, strict=False) if not replicates)
+
+    @property
+    def group_size(self) -> int:
+        """Return how many slots a shard group has."""
+        return math.prod(size for dim, size in enumerate(self.sizes) if dim != self.shrinks)
+
+    def group_of(self, slot: int) -> int:
+        """Return the slot's shard group: its coordinate along the dimension that shrinks."""
+        assert self.shrinks is not None, "only such a mesh has shard groups"
+        return slot // math.prod(self.sizes[self.shrinks + 1 :]) % self.sizes[self.shrinks]
+
+    def resized(self, world_size: int) -> Sharding:
+        """Return this mesh with only as many shard groups as these ranks fill, at least one."""
+        if self.shrinks is None:
+            return self
+        groups = max(1, world_size // self.group_size)
+        sizes = (*self.sizes[: self.shrinks], groups, *self.sizes[self.shrinks + 1 :])
+        return Sharding(sizes, self.replicates, self.shrinks)
 
 
 class Holdings(Value, frozen=True):

@@ -7,7 +7,7 @@ host's boot clock and are valid only together with that host's ``boot_id``.
 from __future__ import annotations
 
 from samebits.core.end_kinds import EndKind
-from samebits.core.messages import Pairs, Process, RoundId
+from samebits.core.messages import Pairs, Process, RoundId, Sharding
 from samebits.core.point import Cut, Point
 from samebits.core.values import Int, Schema, Text, TextValue, Value
 
@@ -134,6 +134,7 @@ class _Generation(Value, frozen=True):
     line: tuple[Cut, ...]
     numerics: Pairs
     slots: tuple[Int, ...]  # ascending
+    sharding: Sharding | None = None  # the whole mesh, if the world shrinks by its shard groups
 
 
 class GenerationCommitted(_Generation, frozen=True, tag=8):

@@ -4,7 +4,8 @@ Each rank has a *replica key*: ranks with equal keys hold the same part of the s
 point is the newest for which every key has a holder; a rank that lacks the point gets it from a rank with its key. A
 replicated state has one key, so one holder is enough; where each rank holds a shard of its own, every rank must hold
 the point. A copy that a member keeps as another rank's buddy counts as held under that rank's key. The point of step 0
-is saved before anything is sharded, so on any disk it holds every key.
+is saved before anything is sharded, so on any disk it holds every key. A key that no member has would be left out of
+training silently, so members without all keys of the mesh have no restore point at all.
 
 A rank gets the point from the first of these sources that has it: its own memory; a replica's memory; the copies of
 commits that its slot has in its host's shared memory, which outlive a killed process; its own checkpoints; a replica's
@@ -104,7 +105,7 @@ def must_look(
     newest = max((member.live for member in joined.values() if member.live is not None), default=None)
     if newest is None or (newest.generation != committed.generation and newest != committed.restore):
         return True
-    keys = _keys(joined)
+    keys = _keys(joined, _slots_of(joined, slots))
     kept = _kept(joined)
     remembered = {keys[rank] for rank in joined if newest in kept[rank]}
     remembered |= {keys[rank] for rank in _in_memory(joined, newest)}
@@ -132,6 +133,9 @@ def choose_restore_point(
         suspects: ranks whose memory is used only if no other holds the point. They still load their own parts.
     """
     slot_of, kept = _slots_of(joined, slots), _kept(joined)
+    keys = _keys(joined, slot_of)
+    if lost := _parts_without_member(joined, keys):
+        return Restore(None, frozenset(), {}, lost, lost=lost)
     held = {
         rank: {
             point
@@ -151,7 +155,6 @@ def choose_restore_point(
     best = max(everything, default=None)
     if best is None:
         return Restore(None, frozenset(), {}, "no restore point yet: every rank starts from rank 0's initial state")
-    keys = _keys(joined)
     missing = {one: _without_holder(one, joined, held, copies, slot_of, keys) for one in everything}
     complete = {one for one, without in missing.items() if not without}
     if not complete:
@@ -241,9 +244,25 @@ def lost_steps(found: Point | None, known: Point | None) -> str:
     )
 
 
-def _keys(joined: Mapping[int, Holdings]) -> dict[int, Key]:
-    """Return the replica key of each rank. All keys are equal if the state is replicated."""
-    return {rank: () if one.sharding is None else one.sharding.key_of(rank) for rank, one in joined.items()}
+def _keys(joined: Mapping[int, Holdings], slot_of: Mapping[int, int]) -> dict[int, Key]:
+    """Return the replica key of each rank, which is that of its slot. All keys are equal if the state is replicated."""
+    return {rank: _key_of(one, slot_of[rank]) for rank, one in joined.items()}
+
+
+def _key_of(member: Holdings, slot: int) -> Key:
+    return () if member.sharding is None else member.sharding.key_of(slot)
+
+
+def _parts_without_member(joined: Mapping[int, Holdings], keys: Mapping[int, Key]) -> str:
+    """Return why these members cannot train, if none of them would hold a part of the state; otherwise ""."""
+    sharding = next((one.sharding for one in joined.values() if one.sharding is not None), None)
+    if sharding is None or len(set(keys.values())) == sharding.key_count:
+        return ""
+    return (
+        f"the state is sharded over {' x '.join(map(str, sharding.sizes))} ranks into "
+        f"{counted(sharding.key_count, 'part')}, and the {counted(len(joined), 'worker')} of the next generation would "
+        f"hold only {len(set(keys.values()))} of them. Fix: start the missing workers and call `samebits recover`"
+    )
 
 
 def _in_memory(joined: Mapping[int, Holdings], point: Point) -> list[int]:

@@ -557,7 +557,7 @@ class SchedulerCore:
 
     def _is_ready_to_join(self, seat: Seat) -> bool:
         """Return whether the seat adds a slot to a job that is not about to stop."""
-        return seat.slot is not None and self._world.is_new(seat.slot) and not self._joint_stop.is_planned
+        return seat.slot is not None and self._world.may_join(seat.slot) and not self._joint_stop.is_planned
 
     def _member_waits(self, seat: Seat) -> None:
         """Handle a member that has left its generation, because a collective failed or the members change."""
@@ -839,9 +839,11 @@ class SchedulerCore:
 
     def _give_slots(self, admitted: Seat | None = None) -> None:
         """Give lost slots to spares and invite them, except ``admitted``, which is invited later."""
-        given = self._world.give_slots() if self._ending.ended is None else []
+        given = self._world.give_slots() + self._world.complete_groups() if self._ending.ended is None else []
         for seat in given:
-            if seat is not admitted:
+            # With an incomplete shard group, this step may close the round; otherwise ``refresh`` invites the seat.
+            has_place = seat.slot is not None and self._world.place_of(seat.slot) is not None
+            if seat is not admitted and has_place:
                 self._rendezvous.invite(seat)
 
     def _start_deadline(self) -> float | None:
@@ -881,7 +883,7 @@ class SchedulerCore:
         seen = observed(presence, words, policy.node_timeout_s)
         presence.noticed_by, row = seen.notice, policy.causes.of(seen)
         presence.avoids_host |= row.avoids_host
-        left = ledger.present() - ledger.is_present(seat.node)
+        left = self._world.present(without=seat.slot)
         means = Means(
             goes_on=policy.recovery,
             spare=self._world.spare_said(seat),

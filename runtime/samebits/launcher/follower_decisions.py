@@ -41,6 +41,10 @@ def changes(before: JobView | None, now: JobView) -> list[str]:
     given_up = _given_up(before, now)
     if given_up:
         lines.append(f"the job continues without {_workers(given_up)}: {_size(now)}")
+    left_out = _left_out(before, now)
+    if left_out:
+        verb = "wait" if len(left_out) > 1 else "waits"
+        lines.append(f"{_workers(left_out)} {verb} until the shard group is complete: {_size(now)}")
     joined = _joined(before, now)
     if joined:
         lines.append(f"{_workers(joined)} joined: {_size(now)}")
@@ -72,6 +76,11 @@ def _workers(nodes: Sequence[str]) -> str:
 def _given_up(before: JobView, now: JobView) -> list[str]:
     held = {worker.slot for worker in now.workers}
     return [one.node for one in before.workers if not one.is_joining and one.slot not in held]
+
+
+def _left_out(before: JobView, now: JobView) -> list[str]:
+    members = {worker.slot: worker.node for worker in before.workers if not worker.is_joining}
+    return [one.node for one in now.workers if one.is_joining and members.get(one.slot) == one.node]
 
 
 def _joined(before: JobView, now: JobView) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from samebits.core.end_kinds import EndKind
 from samebits.core.messages import (
     AddressMap,
@@ -82,8 +84,11 @@ class SaveThenSpeak(Checker):
             case Pending():  # not the last only if the journal was rebuilt in the same step
                 return message.term in self._terms
             case RoundOpened():
-                # A member of the last generation knows its place.
-                members = () if disk.generation is None else disk.generation.slots
+                # A member of the last generation knows its place; a worker in an incomplete shard group has none.
+                members: Sequence[int] = () if disk.generation is None else disk.generation.slots
+                mesh = self.world.mix.sharding
+                if mesh is not None and mesh.shrinks is not None:
+                    members = range(self.world.policy.max_world_size)
                 slots = members if message.place is None else (message.place.slot,)
                 return disk.term == message.term and any(
                     (session, slot, message.incarnation) in self._seats for slot in slots

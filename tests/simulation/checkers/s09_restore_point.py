@@ -4,12 +4,15 @@ If a point was committed and none is left, no generation starts.
 
 A commit that a member finds in its host's memory counts as a point of its own. A copy that it keeps for a slot counts
 as a point of that slot's rank, whose own parts come back with it. Of a sharded state each part comes from a rank that
-holds the same one, and a point counts only if every part of it is held.
+holds the same one, and a point counts only if every part of it is held. Every part has a member.
 Disks need not be asked where a member remembers a commit of the last generation, or what that started from: its peers
 cannot have come further without it. Anything older in a memory may have been overtaken, so then every disk counts.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 from samebits.core.end_kinds import EndKind
 from samebits.core.messages import Copy, GenerationStarted, Holdings
@@ -39,10 +42,13 @@ class RestorePoint(Checker):
         joins = [self._credible(join) for join in line.joins_of(record) if join is not None]
         on_line = [{point for point in _held(join) if is_kept(point, kept)} for join in joins]
         copies = [copy for join in joins for copy in join.copies if is_kept(copy.point, kept)]
+        if missing := _all_parts(joins) - set(_parts(joins, record.slots)):
+            self.violated(f"{record}: no member holds the parts {sorted(missing)}")
         expected = _greatest(joins, on_line, copies, record.slots)
         if expected is None and any(on_line):
             self.violated(f"{record}: of no point every part is held, {on_line} and copies {copies}")
-        if not all(join.looked for join in joins) and line.committed and not self._suffices(joins, on_line):
+        asked_all = all(join.looked for join in joins) or not line.committed
+        if not asked_all and not self._suffices(joins, on_line, record.slots):
             self.violated(f"{record}: memories {[join.live for join in joins]} do not tell; not every disk was asked")
         known = self.world.witness.disk.committed_point
         if known is not None and known.step > 0 and (record.restore is None or record.restore.step == 0):
@@ -65,14 +71,14 @@ class RestorePoint(Checker):
         kept = tuple(one for one in join.kept if one.point <= equal)
         return replace(join, points=points, live=live, copies=copies, kept=kept)
 
-    def _suffices(self, joins: list[Holdings], on_line: list[set[Point]]) -> bool:
+    def _suffices(self, joins: list[Holdings], on_line: list[set[Point]], slots: tuple[int, ...]) -> bool:
         """Return whether memories hold the furthest possible point with the own parts of all."""
         last = self.world.witness.line.committed[-1]
         remembered = [join.live for join in joins if join.live is not None]
         newest = max(remembered, key=lambda point: (point.step, point.generation), default=None)
         if newest is None or (newest.generation != last.generation and newest != last.restore):
             return False
-        parts = _parts(joins)
+        parts = _parts(joins, slots)
         remembered_parts = {
             part
             for part, join in zip(parts, joins, strict=True)
@@ -100,7 +106,7 @@ class RestorePoint(Checker):
         assert source is not None and own is not None, "a generation starts only on members that joined its round"
         if message.serves and restore not in _held(own):
             self.violated(f"{message}: it serves what it does not hold, {own}")
-        parts = _parts([join for join in joins if join is not None])
+        parts = _parts([join for join in joins if join is not None], record.slots)
         is_whole = restore.step == 0 and restore in own.points
         for rank in message.serves:
             if parts[rank] != parts[message.rank] and not is_whole:
@@ -123,14 +129,21 @@ def _held(join: Holdings) -> set[Point]:
     return {*join.points, *(one.point for one in join.kept), *([join.live] if join.live is not None else [])}
 
 
-def _parts(joins: list[Holdings]) -> list[tuple[int, ...]]:
-    """Return each rank's part of the state: its coordinate in the mesh without the dimensions that replicate."""
+def _all_parts(joins: list[Holdings]) -> set[tuple[int, ...]]:
+    """Return the parts that the members of a full world hold."""
+    sharding = joins[0].sharding
+    slots = range(1 if sharding is None else math.prod(sharding.sizes))
+    return set(_parts([joins[0]] * len(slots), slots))
+
+
+def _parts(joins: list[Holdings], slots: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return each rank's part of the state: its slot's coordinate in the mesh without the dimensions that replicate."""
     parts = []
-    for rank, join in enumerate(joins):
+    for slot, join in zip(slots, joins, strict=True):
         part, below = [], 1
         if join.sharding is not None:
             for size, replicates in zip(join.sharding.sizes[::-1], join.sharding.replicates[::-1], strict=True):
-                part += [] if replicates else [rank // below % size]
+                part += [] if replicates else [slot // below % size]
                 below *= size
         parts.append(tuple(part))
     return parts
@@ -142,7 +155,7 @@ def _greatest(
     """Return the most advanced; if members need their own parts, the most advanced that those all hold, or others for
     them.
     """
-    parts = _parts(joins)
+    parts = _parts(joins, slots)
     part_of_slot = dict(zip(slots, parts, strict=True))
     everything = {
         point

@@ -1,10 +1,13 @@
 """S14: min ≤ world size ≤ max, ranks are exactly 0..n-1, survivors keep their relative order.
 
 A world also shrinks only for a reason: no slot is taken away while it is held, nor before its grace unless a spare
-takes it, nor if too few would be left.
+takes it, nor if too few would be left. A world with a mesh shrinks by whole shard groups, and
+one of the last generation stays.
 """
 
 from __future__ import annotations
+
+import math
 
 from samebits.core.messages import Admitted, GenerationStarted
 from samebits.core.ready import Ready
@@ -57,16 +60,37 @@ class WorldSize(Checker):
         witness, policy = self.world.witness, self.world.policy
         if policy.min_world_size == policy.max_world_size:
             self.violated(f"slot {old.slot} of {old} is given up in a world of fixed size")
-        live = sum(one.slot is not None and not (one.is_lost or one.has_left) for one in witness.holders.values())
-        if live < policy.min_world_size:
-            self.violated(f"slot {old.slot} of {old} is given up, and {live} are left")
+        holders = witness.holders.values()
+        live = {one.slot for one in holders if one.slot is not None and not (one.is_lost or one.has_left)}
         last = witness.line.last
+        if last is not None and last.sharding is not None:
+            groups = self._groups(live)
+            if not any(group <= set(last.slots) for group in groups):
+                self.violated(f"slot {old.slot} of {old} is given up, and {groups} are left of {last}")
+            live = {slot for group in groups for slot in group}
+        if len(live) < policy.min_world_size:
+            self.violated(f"slot {old.slot} of {old} is given up, and {len(live)} are left")
         waited_s = self.world.host.clock - max(old.lost_at, witness.loaded_at)
         was_member = last is not None and old.slot in last.slots
         if was_member and not old.has_left and waited_s < policy.shrink_grace_s - EPSILON_S:
             self.violated(f"slot {old.slot} of {old} is given up {waited_s:.3f} s after its loss")
 
+    def _groups(self, slots: set[int]) -> list[set[int]]:
+        """Return the shard groups of which all slots are among these."""
+        mesh = self.world.mix.sharding
+        assert mesh is not None and mesh.shrinks is not None, "only such a world notes a mesh in its journal"
+        below = math.prod(mesh.sizes[mesh.shrinks + 1 :])
+        groups: dict[int, set[int]] = {}
+        for slot in range(math.prod(mesh.sizes)):
+            groups.setdefault(slot // below % mesh.sizes[mesh.shrinks], set()).add(slot)
+        return [group for group in groups.values() if group <= slots]
+
     def _committed(self, event: SchedulerEvent | None, record: GenerationCommitted) -> None:
+        mesh = self.world.mix.sharding
+        if mesh is not None and mesh.shrinks is not None:
+            whole = {slot for group in self._groups(set(record.slots)) for slot in group}
+            if whole != set(record.slots):
+                self.violated(f"{record}: slots {set(record.slots) - whole} are of incomplete shard groups")
         policy, nodes = self.world.policy, {node for node, _ in record.members}
         if len(nodes) != len(record.members):
             self.violated(f"{record}: its members are not different nodes")

@@ -8,7 +8,7 @@ from unittest import mock
 
 from samebits.core.agent.agent_core import AgentCore
 from samebits.core.membership.replacements import Claim, Replacements
-from samebits.core.messages import Holdings, RankPosition, Register, RoundOpened
+from samebits.core.messages import Holdings, RankPosition, Register, RoundOpened, Sharding
 from samebits.core.ready import Ready
 from samebits.core.records import GenerationCommitted, SeatRetired, SlotGiven
 from samebits.core.scheduler import SchedulerCore, SchedulerEvent
@@ -156,6 +156,9 @@ class SpoilsPlaces(SchedulerCore):
         return ready
 
 
+SHARD_GROUPS = {"world_size": 4, "min_world_size": 2, "max_world_size": 4, "has_memory": True}
+SHARD_GROUPS |= {"sharding": Sharding((2, 2), (True, False), 0), "naming": Naming.SLOTS}
+SHARD_GROUPS |= {"chaos_s": 60.0, "rates_hz": {"worker killed": 0.15, "connection broken": 0.05}}
 ELASTIC = {"world_size": 4, "min_world_size": 2, "max_world_size": 6, "has_memory": True}
 LOSSES = {"rates_hz": {"worker killed": 0.15, "connection broken": 0.2}}
 SPARES = {"spare_num": 2, "world_size": 3, **LOSSES}
@@ -220,6 +223,28 @@ MUTANTS: tuple[Mutant, ...] = (
         50,
         _with_world(_waits_until=_shrinks_at_once),
         changes=ELASTIC | LOSSES | {"shrink_grace_s": 10.0},
+    ),
+    Mutant(
+        "a world with a mesh shrinks by single slots",
+        frozenset({"S9", "S14"}),
+        50,
+        _with_world(learn_mesh=lambda world, sharding: None),
+        changes=SHARD_GROUPS,
+    ),
+    Mutant(
+        "a part of the state has no member",
+        frozenset({"S9", "S14"}),
+        50,
+        _with_world(learn_mesh=lambda world, sharding: None),
+        patches={"samebits.core.restore._parts_without_member": lambda joined, keys: ""},
+        changes=SHARD_GROUPS,
+    ),
+    Mutant(
+        "a shard group that waits outside replaces the last one",
+        frozenset({"S14"}),
+        100,
+        _with_world(_can_continue=lambda world: True),
+        changes=SHARD_GROUPS,
     ),
     Mutant(
         "an outdated memory is accepted",

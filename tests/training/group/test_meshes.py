@@ -60,6 +60,32 @@ def test_a_slice_of_all_dimensions_has_the_groups_of_the_present_generation() ->
             assert joined.get_all_groups() == mesh.get_all_groups() and meshes.root_of(joined) is mesh
 
 
+@pytest.mark.parametrize(("rank", "place"), [(0, (0, 0)), (1, (0, 1)), (3, (1, 1))])
+def test_a_mesh_has_as_many_replicas_as_the_generation(rank: int, place: tuple[int, int]) -> None:
+    with alone():
+        mesh = init_device_mesh("cpu", (3, 2), mesh_dim_names=NAMES)
+        meshes.let_shrink(mesh, 0)
+        meshes.require_world(2, 6)
+        part = mesh["dp_shard"]
+    for ranks in (6, 4, 6):
+        with world(rank, ranks):
+            meshes.form_all()
+            stock = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=NAMES)
+            assert mesh == stock and hash(mesh) == hash(stock) and part == stock["dp_shard"]
+            assert mesh.get_coordinate() == place and meshes.place_in(mesh) == place[1:]
+            assert str(meshes.declaration_of(mesh)) == "3 x 2 (dp_replicate, dp_shard)"
+    with world(0, 5), pytest.raises(UsageError, match="5 ranks cannot fill the device mesh 3 x 2"):
+        meshes.form_all()
+
+
+def test_only_one_mesh_may_shrink() -> None:
+    with alone():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES)
+        init_device_mesh("cpu", (4,), mesh_dim_names=("other",))
+        with pytest.raises(UsageError, match=r"mesh 4 \(other\) is not the one .*2 x 2.*Fix: leave out MIN_WORKER_NUM"):
+            meshes.let_shrink(mesh, 0)
+
+
 def test_groups_are_new_in_each_generation_and_the_old_ones_are_handed_out_to_be_freed() -> None:
     with alone():
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES)

@@ -164,6 +164,25 @@ def test_other_world_size_is_refused(has_live: bool) -> None:
         putting(own, mesh_of(2)).back(shared, "state", {"a": piece_of(0, size=2)} if has_live else {})
 
 
+@pytest.mark.parametrize("has_live", [True, False])
+def test_number_of_replicas_may_differ_and_that_of_the_shards_may_not(has_live: bool) -> None:
+    def replicated(replicas: int, shards: int) -> DTensor:
+        mesh, part = init_device_mesh("cpu", (replicas, shards)), WHOLE.chunk(shards)[1].clone()
+        return DTensor.from_local(
+            part, mesh, [Replicate(), Shard(0)], run_check=False, shape=WHOLE.shape, stride=WHOLE.stride()
+        )
+
+    with world(3, 4):
+        shared, own = through_a_point(3, {"a": replicated(2, 2)})
+    with world(1, 2):
+        live = replicated(1, 2)
+        back = putting(own, live.device_mesh).back(shared, "state", {"a": live} if has_live else {})
+        assert torch.equal(back["a"]._local_tensor, live._local_tensor) and back["a"].device_mesh == live.device_mesh
+    with world(1, 4), pytest.raises(CheckpointError, match=r"over 2 x 2; .* over 1 x 4"):
+        live = replicated(1, 4)
+        putting(own, live.device_mesh).back(shared, "state", {"a": live} if has_live else {})
+
+
 def test_other_placement_is_refused() -> None:
     with world(0, RANKS):
         shared, own = through_a_point(0, {"a": piece_of(0)})

@@ -185,6 +185,72 @@ def test_over_a_declared_mesh_parameters_are_cut_as_fully_shard_does_it(sizes: t
             regrouping.attach([model], [])
 
 
+def test_a_shard_moves_between_replicas_and_to_no_other_part() -> None:
+    with alone():
+        model = mesh_model((3, 2))
+        state = TorchState(model, torch.optim.Adam(model.parameters()))
+        sharded = ShardedValues.of(state.handlers)
+        assert sharded is not None
+        sharded.let_shrink(2, 6)
+        assert sharded.sharding(6) == Sharding((3, 2), (True, False), 0)
+        loss_of(model)
+        require(model)
+    with world(5, 6):
+        meshes.form_all()
+        regrouping.attach([model], [])
+        before = locals_of(model)
+        loss_of(model)
+    for rank, ranks in ((1, 2), (3, 4), (5, 6)):
+        with world(rank, ranks):
+            meshes.form_all()
+            regrouping.attach([model], [])
+            assert all(torch.equal(one, other) for one, other in zip(locals_of(model), before, strict=True))
+            for group in regrouping._groups(model):
+                info = group.mesh_info
+                assert (info.replicate_mesh_size, info.shard_mesh_size, info.shard_mesh_rank) == (ranks // 2, 2, 1)
+            loss_of(model)
+    with world(0, 4):
+        meshes.form_all()
+        with pytest.raises(UsageError, match="cannot take another rank's position"):
+            regrouping.attach([model], [])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least", "message"),
+    [
+        ((4,), 2, r"sharded over 4 \(dp_shard\), in which no dimension holds replicas"),
+        ((2, 2), 3, r"MIN_WORKER_NUM=3 and MAX_WORKER_NUM=4: .* only whole shard groups of 2 workers.* multiple of 2"),
+        ((1, 4), 2, "in which no dimension holds replicas"),
+        ((4, 1), 3, ""),
+    ],
+)
+def test_only_the_number_of_replicas_changes(sizes: tuple[int, ...], least: int, message: str) -> None:
+    with alone():
+        model = mesh_model(sizes)
+        sharded = ShardedValues.of(TorchState(model, torch.optim.SGD(model.parameters(), 0.1)).handlers)
+        assert sharded is not None
+        with pytest.raises(UsageError, match=message) if message else contextlib.nullcontext():
+            sharded.let_shrink(least, 4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "names", "shrinks"),
+    [
+        ((2, 2), ("dp_shard", "tp"), None),
+        ((4, 2), ("other", "tp"), 0),
+        ((2, 4), ("tp", "other"), 1),
+        ((2, 2, 2), ("dp_replicate", "dp_shard", "tp"), 0),
+    ],
+    ids=str,
+)
+def test_the_dimension_that_shrinks_holds_replicas_with_their_own_samples(
+    sizes: tuple[int, ...], names: tuple[str, ...], shrinks: int | None
+) -> None:
+    with alone():
+        model = tensor_parallel_model(sizes, names)
+        assert regrouping.use_of("model", model, math.prod(sizes)).shrinks == shrinks
+
+
 def tensor_parallel_model(sizes: tuple[int, ...], names: tuple[str, ...], *, seed: int = 0) -> nn.Sequential:
     """Column and row parallel layers of odd widths and a sequence parallel norm, sharded over what is not "tp"."""
     torch.manual_seed(seed)

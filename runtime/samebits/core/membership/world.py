@@ -1,16 +1,18 @@
 """The size of the world, its expected members, and the successors of lost slots.
 
 A slot is expected from the moment it is held until it is durably taken away. The journal therefore defines the world,
-and a round waits for exactly these slots. A member's rank is the index of its slot among them.
+and a round waits for exactly these slots. A member's rank is the index of its slot among them. With a device mesh whose
+number of replicas may change, only the slots of complete shard groups become members (:mod:`.shard_groups`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 
 from samebits.core.ledger import Ledger
-from samebits.core.messages import Activity, RankPosition
+from samebits.core.membership.shard_groups import ShardGroups, mesh_for
+from samebits.core.messages import Activity, RankPosition, Sharding
 from samebits.core.records import GenerationCommitted, SeatRetired, SlotGiven
 from samebits.core.replacement_names import replaces, root_of
 from samebits.core.state import Seat
@@ -33,6 +35,7 @@ class World:
         coming: slots given, while a generation trains, to newcomers that are not ready to join. A round waits for them
             only if the world would be too small otherwise.
         has_begun: the first round was opened, or a generation was committed.
+        mesh: the mesh by whose shard groups the world shrinks, once known; None: it shrinks by single slots.
     """
 
     def __init__(self, ledger: Ledger, is_unhealthy: Callable[[str], bool]) -> None:
@@ -40,6 +43,8 @@ class World:
         self._is_unhealthy = is_unhealthy
         self.coming: set[int] = set()
         self.has_begun = False
+        self.mesh: Sharding | None = None
+        self._groups: tuple[int, ShardGroups | None] = (-1, None)  # cached for one version of the ledger
         self._places: tuple[int, dict[int, RankPosition]] = (-1, {})  # cached for one version of the ledger
 
     def load(self) -> None:
@@ -56,7 +61,14 @@ class World:
         for slot in sorted(expected):
             ledger.miss(slot)
         self.has_begun = state.generation is not None
+        self.mesh = None if state.generation is None else mesh_for(ledger.policy, state.generation.sharding)
         self.coming = {slot for slot, node in state.by_slot.items() if self.is_new(slot) and state.seats[node].is_held}
+
+    def learn_mesh(self, sharding: Sharding | None) -> None:
+        """Note how a joining member's state is sharded, unless the journal has told it already."""
+        if self.mesh is None and (mesh := mesh_for(self._ledger.policy, sharding)) is not None:
+            self.mesh = mesh
+            self._ledger.version += 1
 
     # ---- slots
 
@@ -75,7 +87,9 @@ class World:
     def free_slot(self, wanted: int | None = None) -> int | None:
         """Return a slot for one more worker (``wanted``, or else the first free one), or None."""
         ledger = self._ledger
-        candidates = range(ledger.policy.max_world_size) if wanted is None else (wanted,)
+        candidates: Iterable[int] = range(ledger.policy.max_world_size) if wanted is None else (wanted,)
+        if (groups := self._shard_groups()) is not None:  # first the groups that lack fewest
+            candidates = sorted(candidates, key=groups.vacancies)
         grows, held = self.may_grow(), ledger.state.by_slot
         return next((slot for slot in candidates if slot not in held and (grows or slot in ledger.absent)), None)
 
@@ -152,6 +166,36 @@ class World:
             given.append(spare)
         return given
 
+    def complete_groups(self) -> list[Seat]:
+        """Give vacant slots to spares if that completes a shard group whose other members wait for it."""
+        ledger, groups, given = self._ledger, self._shard_groups(), list[Seat]()
+        if groups is None or ledger.absent or ledger.state.generation is None or not ledger.state.spares:
+            return given
+        if not self.may_grow():
+            return given
+        spares, held = self._here(), ledger.state.by_slot
+        for slot in sorted(held.keys() - groups.complete, key=groups.vacancies):
+            vacant = self._vacant_beside(slot)
+            if not 0 < len(vacant) <= len(spares):
+                continue
+            for free in vacant:
+                spare = self._readiest(spares, None)
+                spares.remove(spare)
+                ledger.write(SlotGiven(spare.node, free))
+                ledger.meet(free)
+                if ledger.presences[spare.node].activity is not Activity.WAITING:
+                    self.expect_later(free)
+                ledger.ready.say(f"spare {spare.node} ({spare.process}) takes slot {free}, which its shard group lacks")
+                given.append(spare)
+        return given
+
+    def _vacant_beside(self, slot: int) -> list[int]:
+        """Return the slots of this slot's shard group that have no holder."""
+        mesh, held = self.mesh, self._ledger.state.by_slot
+        assert mesh is not None, "only a world with a mesh has shard groups"
+        slots = range(self._ledger.policy.max_world_size)
+        return [one for one in slots if one not in held and mesh.group_of(one) == mesh.group_of(slot)]
+
     def _here(self) -> list[Seat]:
         """Return spares that have sent a message and are connected. The others may be dead as well."""
         ledger = self._ledger
@@ -189,9 +233,46 @@ class World:
     def shortage(self) -> str:
         """Return how many workers an elastic world lacks, as a text, or "" if it has enough."""
         ledger, least = self._ledger, self._ledger.policy.min_world_size
-        if not ledger.policy.is_elastic or ledger.present() >= least:
+        if not ledger.policy.is_elastic:
             return ""
-        return f"; {ledger.present()} of at least {least} (MIN_WORKER_NUM) are here"
+        if self.present() < least:
+            whole = "" if self.mesh is None else " in complete shard groups"
+            return f"; {self.present()} of at least {least} (MIN_WORKER_NUM) are here{whole}"
+        return "" if self._can_continue() else "; no shard group of the last generation is complete"
+
+    def present(self, without: int | None = None) -> int:
+        """Return how many workers that are considered alive could form a generation.
+
+        Args:
+            without: a slot that is about to be lost.
+        """
+        ledger, groups = self._ledger, self._shard_groups()
+        if groups is None:
+            return ledger.present() - (without in ledger.state.by_slot and without not in ledger.absent)
+        return len(groups.complete - (set() if without is None else groups.beside([without])))
+
+    def _can_continue(self) -> bool:
+        """Return whether a shard group of the last generation is complete.
+
+        Only its members hold the newest commit of every part. Groups that wait outside hold older ones.
+        """
+        groups = self._shard_groups()
+        return groups is None or any(not self._arrives(slot) for slot in groups.complete)
+
+    def _arrives(self, slot: int) -> bool:
+        """Return whether a slot of this slot's shard group was created after the last generation began."""
+        groups = self._shard_groups()
+        assert groups is not None, "only a world with a mesh has shard groups"
+        return any(map(self.is_new, groups.beside([slot])))
+
+    def _shard_groups(self) -> ShardGroups | None:
+        """Return the present shard groups, or None if the world has none."""
+        ledger = self._ledger
+        if self.mesh is None:
+            return None
+        if self._groups[0] != ledger.version:
+            self._groups = (ledger.version, ShardGroups(self.mesh, ledger.state.by_slot, ledger.absent))
+        return self._groups[1]
 
     def shrink(self) -> None:
         """Continue without slots whose grace period is over, if enough members remain."""
@@ -203,7 +284,14 @@ class World:
         names = ledger.names_of(due)
         for slot in due:
             self._give_up(slot)
-        ledger.ready.say(f"the world continues without worker {names}: {ledger.present()} are left")
+        ledger.ready.say(f"the world continues without worker {names}: {self.present()} are left{self._waiting()}")
+
+    def _waiting(self) -> str:
+        """Return a text with the workers that wait outside for their shard group, or ""."""
+        ledger, groups = self._ledger, self._shard_groups()
+        outside = set[int]() if groups is None else ledger.state.by_slot.keys() - groups.complete - ledger.absent.keys()
+        names = ledger.names_of(outside)
+        return f"; worker {names} {'wait' if len(outside) > 1 else 'waits'} for the shard group" if outside else ""
 
     def shrink_deadline(self) -> float | None:
         """Return when ``shrink`` is due, or None."""
@@ -211,7 +299,7 @@ class World:
         policy = ledger.policy
         if not (policy.is_elastic and policy.recovery and self.has_begun and ledger.absent):
             return None
-        if ledger.state.final is not None or ledger.present() < policy.min_world_size:
+        if ledger.state.final is not None or self.present() < policy.min_world_size or not self._can_continue():
             return None
         return min(self._waits_until(slot) for slot in ledger.absent)
 
@@ -253,14 +341,36 @@ class World:
         """Return the slots that would form a generation now, in ascending order."""
         return sorted(self._ledger.state.by_slot.keys() - self._outside())
 
-    def is_complete(self, joined: int) -> bool:
-        """Return whether a round with this many joined members has everyone that it waits for."""
-        return not self._ledger.absent and joined == len(self._ledger.state.by_slot) - len(self._outside())
+    def is_complete(self, joined: Collection[str]) -> bool:
+        """Return whether a round that these nodes have joined has everyone that it waits for."""
+        ledger = self._ledger
+        if ledger.absent:
+            return False
+        if self.mesh is None:
+            return len(joined) == len(ledger.state.by_slot) - len(self._outside())
+        groups = self._shard_groups()
+        if groups is not None and not self.coming and len(joined) < len(groups.complete):
+            return False  # without listing thousands of members at each join
+        members = self.members()  # others may have joined, which wait for their shard group
+        enough = ledger.policy.min_world_size <= len(members) <= len(joined)
+        return enough and all(ledger.state.by_slot[slot] in joined for slot in members)
 
-    def _outside(self) -> set[int]:
-        """Return newcomers that a round need not wait for."""
-        enough = self.coming and self._ledger.present() - len(self.coming) >= self._ledger.policy.min_world_size
-        return self.coming if enough else set()
+    def may_join(self, slot: int) -> bool:
+        """Return whether the slot's holder, which is ready, adds to a generation that can continue."""
+        if not self.is_new(slot):
+            return False
+        groups = self._shard_groups()
+        return groups is None or (slot in groups.complete and not groups.beside([slot]) & self.coming)
+
+    def _outside(self) -> Set[int]:
+        """Return the held slots that a round need not wait for: newcomers, and incomplete shard groups."""
+        ledger, groups = self._ledger, self._shard_groups()
+        least = ledger.policy.min_world_size
+        if groups is None:
+            return self.coming if self.coming and ledger.present() - len(self.coming) >= least else set[int]()
+        arriving = groups.beside(self.coming) & groups.complete
+        left = groups.complete - arriving
+        return ledger.state.by_slot.keys() - (left if arriving and len(left) >= least else groups.complete)
 
     def place_of(self, slot: int) -> RankPosition | None:
         """Return the slot's place in a round of all present members or, at a fixed size, of all members."""

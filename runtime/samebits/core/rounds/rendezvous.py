@@ -215,11 +215,12 @@ class Rendezvous:
         if round_ is None or self.refresh_at() is None:
             return
         round_.version = ledger.version
-        if self._world.is_complete(len(round_.joined)):
+        if self._world.is_complete(round_.joined):
             self._close(round_)
             return
-        seats = [(seat, seat.slot) for seat in ledger.live_seats() if seat.slot is not None]
-        self._invite(round_, [seat for seat, slot in seats if self._world.place_of(slot) != round_.told.get(seat.node)])
+        seats = [(seat, self._world.place_of(seat.slot)) for seat in ledger.live_seats() if seat.slot is not None]
+        # A worker whose shard group is incomplete has no place. It is sent the names of the missing workers.
+        self._invite(round_, [seat for seat, place in seats if place is None or place != round_.told.get(seat.node)])
 
     def remind(self, seat: Seat) -> bool:
         """Invite a member that seems not to know of the round. Return False if it is too early to tell."""
@@ -303,6 +304,7 @@ class Rendezvous:
         if round_.gently and round_.leave_by is None and self.rank_of(seat) is not None:
             round_.leave_by = ledger.now + LEAVE_TOGETHER_S
         self._world.expect_now(seat.slot)
+        self._world.learn_mesh(holdings.sharding)
         self._close_if_complete(round_)
 
     @property
@@ -334,6 +336,8 @@ class Rendezvous:
         round_, policy = self.round, self._ledger.policy
         if round_ is None or round_.gently or round_.is_explained or not self._ledger.absent:
             return None
+        if self._world.shrink_deadline() is not None:
+            return None  # it continues without them
         return round_.opened_at + max(policy.cool_down_s, RESTARTED_WITHIN_S) if self.is_sharded else None
 
     def explain(self) -> None:
@@ -368,7 +372,7 @@ class Rendezvous:
         return self.round.opened_at + self._ledger.policy.topo_timeout_s
 
     def _close_if_complete(self, round_: Round) -> None:
-        if self._world.is_complete(len(round_.joined)):
+        if self._world.is_complete(round_.joined):
             self._close(round_)
 
     def _close(self, round_: Round) -> None:
@@ -413,6 +417,7 @@ class Rendezvous:
                 line=next_line(state.generation, restore.point),
                 numerics=by_rank[0].numerics,
                 slots=slots,
+                sharding=self._world.mesh,
             )
         )
         self.round, self._restore = None, restore

@@ -175,7 +175,10 @@ class ConsistencyJudge:
             for node in state.spares
             if (presence := ledger.presences.get(node)) is not None
         )
-        room = max(spares, ledger.present() - ledger.policy.min_world_size if ledger.policy.is_elastic else 0)
+        sharding = None if state.generation is None else state.generation.sharding
+        left_with_each = 1 if sharding is None else sharding.group_size  # its shard group leaves the generation, too
+        dispensable = ledger.present() - ledger.policy.min_world_size if ledger.policy.is_elastic else 0
+        room = max(spares, dispensable // left_with_each)
         for at, node in enumerate(nodes):
             often = f"worker {node}'s state differed from the others' {self._offences[node]} times"
             if at < room:

@@ -764,7 +764,7 @@ class StatePoints:
         """
         world_size = self.present().world_size
         sharding = self._state.sharding(world_size)
-        if sharding is None or not sharding.has_replicas:
+        if sharding is None or not (sharding := sharding.resized(world_size)).has_replicas:
             return _nothing
         digest = xxhash.xxh3_64()
         for shard in self._state.shards().values():

@@ -5,6 +5,9 @@ is therefore built for one rank at first, with the declared dimensions and names
 formed, the mesh gets the contents of a new mesh of the declared sizes, so the mesh objects that the script, FSDP2 and
 every DTensor hold stay the same. All ranks build the groups in the order in which their script built the meshes.
 
+If the job's number of replicas may change, the mesh of each generation has as many as the generation, and the declared
+sizes are the largest.
+
 A mesh that is built inside the function belongs to one call of it, as groups of ``dist.new_group`` do.
 """
 
@@ -34,6 +37,8 @@ __all__ = [
     "declare_alone",
     "declared",
     "form_all",
+    "let_shrink",
+    "place_in",
     "require_world",
     "root_of",
 ]
@@ -146,13 +151,14 @@ class _Meshes:
         self._passing: list[_Mesh] = []  # built inside a generation
         self._of_one: list[_Mesh] = []  # built with one rank while the process is alone
         self._resharded: dict[tuple[int, int], DeviceMesh] = {}  # by id of a declared mesh and number of ranks
+        self._shrinking: tuple[DeviceMesh, int] | None = None  # a declared mesh, and the dimension that may shrink
 
     def alone(self) -> str:
         """Return ``before`` or ``after``, depending on whether training has finished."""
         return "before" if self._alone is None else self._alone()
 
     def declare(self, alone: Callable[[], str]) -> None:
-        self._alone = alone
+        self._alone, self._shrinking = alone, None
         if torch_private.uses_pipelines():
             torch_private.follow_pipelines(self._refuse_pipeline)
         if self._construct is None:
@@ -268,6 +274,43 @@ class _Meshes:
         part = self._parts.get(id(mesh))
         return part.root if part is not None and part.mesh() is mesh else None
 
+    def let_shrink(self, root: DeviceMesh, dimension: int) -> None:
+        resharded = {id(one) for one in self._resharded.values()}
+        for mesh, declaration in self._roots:
+            if mesh is not root and id(mesh) not in resharded and math.prod(declaration.sizes) > 1:
+                raise UsageError(
+                    f"the device mesh {declaration} is not the one that the state is sharded over "
+                    f"({self.declaration_of(root)}), so the number of workers cannot change. Fix: leave out "
+                    "MIN_WORKER_NUM and MAX_WORKER_NUM, or build only one mesh before elastic.run"
+                )
+        self._shrinking = (root, dimension)
+
+    @property
+    def may_shrink(self) -> bool:
+        return self._shrinking is not None
+
+    def place_in(self, root: DeviceMesh) -> tuple[int, ...]:
+        place = list(root.get_coordinate() or ())
+        if self._shrinking is not None and self._shrinking[0] is root:
+            del place[self._shrinking[1]]
+        return tuple(place)
+
+    def _present_sizes(self, mesh: DeviceMesh, declaration: Declared) -> tuple[int, ...]:
+        """Return the sizes of a declared mesh in the generation whose default group has formed.
+
+        Raises:
+            UsageError: the generation's ranks do not fill the mesh.
+        """
+        sizes, world_size = declaration.sizes, dist.get_world_size()
+        if self._shrinking is not None:
+            root, dimension = self._shrinking
+            at = dimension if mesh is root else 0  # a mesh of reshard_after_forward has the sizes (ranks ÷ N, N)
+            others = math.prod(sizes) // sizes[at]
+            sizes = (*sizes[:at], world_size // others, *sizes[at + 1 :])
+        if self._shrinking is not None and math.prod(sizes) != world_size:
+            raise UsageError(f"{counted(world_size, 'rank')} cannot fill the device mesh {declaration} evenly")
+        return sizes
+
     def form_all(self) -> list[object]:
         held: list[object] = []
         for one in self._passing:
@@ -279,7 +322,8 @@ class _Meshes:
         self._builds = True
         try:
             for mesh, declaration in self._roots:
-                ranks = torch.arange(math.prod(declaration.sizes), dtype=torch.int).view(declaration.sizes)
+                sizes = self._present_sizes(mesh, declaration)
+                ranks = torch.arange(math.prod(sizes), dtype=torch.int).view(sizes)
                 fresh = DeviceMesh(mesh.device_type, ranks, mesh_dim_names=declaration.names or None)
                 held.append(torch_private.become_mesh(mesh, fresh))
                 mesh.__class__ = DeviceMesh
@@ -352,6 +396,20 @@ def root_of(mesh: object) -> DeviceMesh | None:
     return _meshes.root_of(mesh)
 
 
+def let_shrink(root: DeviceMesh, dimension: int) -> None:
+    """Let a declared mesh have fewer ranks along a dimension in generations with fewer ranks.
+
+    Raises:
+        UsageError: another mesh of several ranks was declared.
+    """
+    _meshes.let_shrink(root, dimension)
+
+
+def place_in(root: DeviceMesh) -> tuple[int, ...]:
+    """Return this rank's coordinate in a mesh, without the dimension that may shrink."""
+    return _meshes.place_in(root)
+
+
 def form_all() -> list[object]:
     """Give each declared mesh and its slices new groups within the current default group. A collective.
 
@@ -365,10 +423,11 @@ def require_world(least: int, most: int) -> None:
     """Raise if the declared meshes do not fit the job.
 
     Raises:
-        UsageError: a mesh's number of ranks differs from the job's, or the job's number of ranks can change.
+        UsageError: a mesh's number of ranks differs from the job's, or the job's number of ranks can change although no
+            dimension of the mesh may shrink.
     """
     for one in declared():
-        if least != most:
+        if least != most and not _meshes.may_shrink:
             raise UsageError(
                 f"MIN_WORKER_NUM={least} and MAX_WORKER_NUM={most}: a device mesh ({one}) needs a world of fixed size. "
                 "Fix: set both to WORKER_NUM, or leave them out"

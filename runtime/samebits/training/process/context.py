@@ -109,6 +109,7 @@ class Worker:
     """Callbacks by name, called when a generation's state is restored and training is about to begin."""
     has_trained: bool = False  # whether elastic.run was entered
     is_over: bool = False  # whether training has finished and this process has the final state
+    is_left_out: bool = False  # whether training has finished while this process waited for its shard group
     ending: _Ending = field(default_factory=lambda: _Ending())
     departure: Departure = field(default_factory=Departure)
     device_view: DeviceView = field(init=False)
@@ -132,11 +133,21 @@ class Worker:
         self.ending.is_through = True
 
     def end_unneeded_spare(self) -> None:
-        """End this process if training is finished and it has no rank, because scripts save and print by rank."""
+        """End this process if training is finished and it has no rank, because scripts save and print by rank.
+
+        A process that waited for its shard group ends too, because it holds an older state, in groups that ended.
+        """
         if self.is_over and self.admitted.slot is None:
             log.say("this spare was not needed: it exits without running the rest of the script")
-            self.ending.exit_status.note(0)
-            sys.exit(0)
+        elif self.is_left_out:
+            log.say(
+                "training has finished without this worker, whose shard group was incomplete: it exits without running "
+                "the rest of the script"
+            )
+        else:
+            return
+        self.ending.exit_status.note(0)
+        sys.exit(0)
 
     def settle(self) -> None:
         """Wait for collectives in gloo's threads, up to a time limit."""

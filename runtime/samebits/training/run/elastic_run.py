@@ -99,10 +99,10 @@ class ElasticRun:
         torch_private.follow_batches(_took_batch)
         if self._step_log is not None:
             require_steps(state)
-        meshes.require_world(process.settings.min_worker_num, process.settings.max_worker_num)
         if process.admitted.slot is None:
             warm_up(state, process.device, process.group)
         self._take_seat()
+        meshes.require_world(process.settings.min_worker_num, process.settings.max_worker_num)
 
     def run(self, call: Callable[[], Result]) -> Result | None:
         """Call the function until it returns in a generation that completes.
@@ -134,9 +134,7 @@ class ElasticRun:
             try:
                 generation = self._enter()
                 if isinstance(generation, Point):
-                    self._process.is_over = True
-                    if self._process.admitted.slot is not None:  # a spare's script ends here
-                        self._points.load_final(generation)
+                    self._end_outside(generation)
                     return None
                 self._begin(generation)
                 result = call() if self._retaken is None else self._call_again_where_needed(self._retaken, call)
@@ -152,6 +150,16 @@ class ElasticRun:
                 lost = str(error) if type(error) is GenerationEndedError else f"a collective failed: {_in_short(error)}"
                 gently = isinstance(error, HostsUpdatedInterrupt)
             self._leave(lost, gently)  # outside the handler, so that the traceback keeps no objects alive
+
+    def _end_outside(self, final: Point) -> None:
+        """Handle the end of a training whose last generation this process was not a member of."""
+        process = self._process
+        process.is_over = True
+        if self._points.generation is not None and self._state.shards():
+            process.is_left_out = True
+            self._points.discard_memory()
+        elif process.admitted.slot is not None:  # a spare's script ends here
+            self._points.load_final(final)
 
     def close(self) -> None:
         """Clean up after the function has returned or failed for good."""

@@ -133,6 +133,11 @@ class Piece:
             ranks == 1 or placement == _REPLICATED for ranks, placement in zip(self.mesh, self.placements, strict=True)
         )
 
+    @property
+    def part(self) -> tuple[object, ...]:
+        """What determines the part's values: everything but the mesh dimensions along which all ranks hold the same."""
+        return self.shape, _split_over(self.mesh, self.placements), self.offsets, self.sizes
+
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this part of the whole tensor as a view."""
         for dimension, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
@@ -288,7 +293,8 @@ class Putting:
         if target is not None and tuple(target.shape) == saved.shape:
             _require_same(path, saved, Piece.of(target, path))
             return _wrapped(tensor, target, target.device_mesh, target.placements)
-        if saved.mesh != tuple(self.mesh.shape):
+        mesh, placements = tuple(self.mesh.shape), saved.placements
+        if len(mesh) != len(saved.mesh) or _split_over(mesh, placements) != _split_over(saved.mesh, placements):
             here = f"this program's tensors are sharded over {' x '.join(map(str, self.mesh.shape))}"
             raise CheckpointError(f"{path}: the restore point holds {saved}; {here}: {_ADVICE}")
         whole = torch.empty(saved.shape, dtype=tensor.dtype, device="meta")
@@ -297,8 +303,13 @@ class Putting:
         return found
 
 
+def _split_over(mesh: tuple[int, ...], placements: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
+    """Return the sizes and placements of the mesh dimensions over which a tensor is split."""
+    return tuple(one for one in zip(mesh, placements, strict=False) if one[1] != _REPLICATED)
+
+
 def _require_same(path: str, saved: Piece, here: Piece) -> None:
-    if saved != here:
+    if saved.part != here.part:
         raise CheckpointError(f"{path}: the restore point holds {saved}; this rank's part is {here}: {_ADVICE}")
 
 

@@ -10,6 +10,7 @@ This uses private interfaces of FSDP2; ``fsdp2_private`` has those that differ b
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from torch import nn
 
 from samebits.core.messages import Sharding
 from samebits.errors import UsageError
+from samebits.printable import counted
 from samebits.training import fsdp2_private, torch_private
 from samebits.training.group import meshes
 from samebits.training.group.group import discard
@@ -34,6 +36,7 @@ __all__ = [
     "attach",
     "declare_meshes",
     "is_flattened",
+    "let_shrink",
     "refuse_sequences",
     "require_supported",
     "reset",
@@ -56,6 +59,7 @@ class MeshUse:
 
     Attributes:
         mesh: description of the mesh, for messages.
+        root: the mesh.
         sizes: ranks along each dimension of the whole mesh.
         splits: the dimensions over which some tensor is split.
         model_parallel: the dimensions over which a layer, the stages of a pipeline or a sequence is divided.
@@ -63,6 +67,7 @@ class MeshUse:
     """
 
     mesh: str
+    root: Any
     sizes: tuple[int, ...]
     splits: frozenset[int]
     model_parallel: frozenset[int]
@@ -72,6 +77,13 @@ class MeshUse:
     def same_samples(self) -> frozenset[int]:
         """The mesh dimensions whose ranks compute with the same samples."""
         return self.model_parallel - self.data_parallel
+
+    @property
+    def shrinks(self) -> int | None:
+        """The outermost dimension whose ranks hold the same part and use different samples; None: there is none."""
+        same = self.same_samples
+        dimensions = (dim for dim, size in enumerate(self.sizes) if size > 1 and dim not in self.splits | same)
+        return next(dimensions, None)
 
     @property
     def sharding(self) -> Sharding:
@@ -212,8 +224,31 @@ def use_of(name: str, module: nn.Module, world_size: int, pipeline: Pipeline | N
     data_parallel |= {dim for dim, name in names.items() if name == _EXPERTS}
     sequence = {dim for dim, name in names.items() if name == _SEQUENCE}
     return MeshUse(
-        words, sizes, frozenset(splits), frozenset(model_parallel | sequence), frozenset(data_parallel - sequence)
+        words, root, sizes, frozenset(splits), frozenset(model_parallel | sequence), frozenset(data_parallel - sequence)
     )
+
+
+def let_shrink(use: MeshUse, least: int, most: int) -> int:
+    """Let the number of replicas change with the number of workers, and return the dimension of the replicas.
+
+    Raises:
+        UsageError: no dimension of the mesh may shrink, or not to this number of workers.
+    """
+    bounds = f"MIN_WORKER_NUM={least} and MAX_WORKER_NUM={most}"
+    if use.shrinks is None or meshes.root_of(use.root) is None:
+        raise UsageError(
+            f"{bounds}: the state is sharded over {use.mesh}, in which no dimension holds replicas, so the number of "
+            "workers cannot change. Fix: set both to WORKER_NUM, or leave them out; for another size, write a point "
+            "with `samebits ckpt export --format dcp` and load it with samebits.elastic.load_dcp"
+        )
+    group = math.prod(use.sizes) // use.sizes[use.shrinks]
+    if least % group:
+        raise UsageError(
+            f"{bounds}: of the device mesh {use.mesh}, only whole shard groups of {counted(group, 'worker')} can be "
+            f"left out. Fix: set MIN_WORKER_NUM to a multiple of {group}"
+        )
+    meshes.let_shrink(use.root, use.shrinks)
+    return use.shrinks
 
 
 def _words(root: Any) -> str:
@@ -287,7 +322,7 @@ def reset(module: nn.Module) -> None:
 
 
 _places: weakref.WeakKeyDictionary[nn.Module, tuple[int, ...]] = weakref.WeakKeyDictionary()
-"""The coordinates for which modules are cut, by module; only for modules over declared meshes."""
+"""The coordinates for which modules are cut (:func:`.meshes.place_in`); only for modules over declared meshes."""
 
 
 def _enter_mesh(module: nn.Module, root: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -296,7 +331,7 @@ def _enter_mesh(module: nn.Module, root: Any, optimizers: Sequence[torch.optim.O
     Raises:
         UsageError: the parameters are cut for a different place in the mesh.
     """
-    before, now = _places.get(module), tuple(root.get_coordinate())
+    before, now = _places.get(module), meshes.place_in(root)
     if before not in (None, now):
         raise UsageError(
             f"{type(module).__name__} is sharded for position {before} in its mesh {tuple(root.shape)}, but this "

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from samebits.core.messages import Sharding
 from samebits.errors import UsageError
+from samebits.training.process import context
 from samebits.training.sharding import filling, pieces, regrouping
 from samebits.training.sharding.pipeline import Pipeline
 from samebits.training.state.handlers import ModuleHandler, OptimizerHandler, StateHandler
@@ -48,6 +49,7 @@ class ShardedValues:
         self._drawn_from = torch.get_rng_state()  # as the script seeded it; unfilled parameters are drawn from it
         self._is_filled = False
         self._is_apart = False  # whether this rank has only its own pipeline stages
+        self._shrinks: int | None = None  # the mesh dimension whose size may change
 
     @classmethod
     def of(cls, handlers: Mapping[str, StateHandler], pipeline: Pipeline | None = None) -> ShardedValues | None:
@@ -154,11 +156,22 @@ class ShardedValues:
         Raises:
             UsageError: the modules are sharded over different meshes.
         """
-        return self._use(world_size).sharding
+        sharding = self._use(world_size).sharding
+        return sharding if self._shrinks is None else Sharding(sharding.sizes, sharding.replicates, self._shrinks)
+
+    def let_shrink(self, least: int, most: int) -> None:
+        """Let the number of workers change between these numbers, by whole shard groups.
+
+        Raises:
+            UsageError: the mesh has no replicas, or their number cannot change.
+        """
+        self._shrinks = regrouping.let_shrink(self._use(most), least, most)
 
     def data_place(self, rank: int) -> tuple[int, int] | None:
         """Return this rank's index and the number of data parts; None if each rank has its own part."""
         use = self._use(1)
+        if self._shrinks is not None:
+            use = replace(use, sizes=self.sharding(1).resized(context.get_world_size()).sizes)
         return use.data_place(rank) if use.same_samples else None
 
     def _use(self, world_size: int) -> regrouping.MeshUse:

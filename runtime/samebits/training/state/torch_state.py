@@ -243,7 +243,7 @@ class TorchState(ObjectState):
         """Send commits to ``session`` from now on, and draw this rank's random numbers.
 
         Raises:
-            UsageError: the sharded values are not supported, or the world is of variable size.
+            UsageError: the sharded values are not supported, or the world is of variable size and its mesh is not.
         """
         if session is not None and self._sharded is None:
             regrouping.refuse_sequences()
@@ -256,13 +256,7 @@ class TorchState(ObjectState):
                 if self._sharded.drawn_from is not None:
                     self._sharded.fill()
             if settings.enable_recovery and settings.min_worker_num != settings.max_worker_num:
-                raise UsageError(
-                    f"MIN_WORKER_NUM={settings.min_worker_num} and MAX_WORKER_NUM={settings.max_worker_num}: the state "
-                    "is sharded (fully_shard), which needs a world of fixed size. Fix: set both to WORKER_NUM, or "
-                    "leave them out; for another size, write a point with `samebits ckpt export --format dcp` and load "
-                    "it "
-                    "with samebits.elastic.load_dcp"
-                )
+                self._sharded.let_shrink(settings.min_worker_num, settings.max_worker_num)
         if session is not None and session.recovers:
             for handler in self.handlers.values():
                 if isinstance(handler, ModuleHandler):
@@ -271,8 +265,9 @@ class TorchState(ObjectState):
             self._bind_virtual(self._virtual, session)
         super().bind(session, rank)
         # At the end of training, an error may have left FSDP2's parameters unsharded, with no mesh to read.
-        is_training = session is not None
-        if is_training and self._sharded is not None and (place := self._sharded.data_place(rank)) is not None:
+        if session is None or self._sharded is None:
+            return
+        if (place := self._sharded.data_place(rank)) is not None:
             self._draws_as = place[0]
             for sampler in self._samplers:
                 sampler.place = place
