@@ -38,7 +38,7 @@ from samebits.core.values import (
 )
 from samebits.errors import ProtocolError
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAX_STOPPED_BY = 600
 """Most characters of ``StopJob.by``."""
 MAX_DECISION = 400
