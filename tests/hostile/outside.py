@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from samebits.net.address import _inode_of
+import psutil  # type: ignore[import-untyped]
+
 from samebits.store.process_identity import ProcessIdentity
 from tests.system.job import Job
 
@@ -63,12 +64,10 @@ def resident_mib(pid: int) -> float:
 
 def ports_of(pid: int) -> list[int]:
     """Return the TCP ports that a process listens on; fail if one is not bound to loopback."""
-    inodes = {_inode_of(descriptor) for descriptor in Path(f"/proc/{pid}/fd").iterdir()}
     found = []
-    for table, loopback in (("tcp", "0100007F"), ("tcp6", "00000000000000000000000001000000")):
-        for fields in (line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]):
-            if fields[3] == "0A" and fields[9] in inodes:
-                address, port = fields[1].split(":")
-                assert address == loopback, f"port {int(port, 16)} of pid {pid} is bound to {address}"
-                found.append(int(port, 16))
+    for one in psutil.Process(pid).net_connections("tcp"):
+        if one.status == psutil.CONN_LISTEN:
+            address, port = one.laddr
+            assert address in ("127.0.0.1", "::1"), f"port {port} of pid {pid} is bound to {address}"
+            found.append(port)
     return found
