@@ -176,6 +176,7 @@ def summary(events: Sequence[JobEvent], heard: int = 0, *, has_steps: bool = Tru
 _BUCKETS = {
     Bucket.PRODUCTIVE: "productive",
     Bucket.START_UP: "start-up",
+    Bucket.NOTICING: "losses not yet noticed",
     Bucket.FORMING: "workers joining",
     Bucket.WAITING: "waiting for replacements",
     Bucket.RESTORING: "restoring",
@@ -195,7 +196,9 @@ _PHASES = {
 def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:
     """Return a line about one recovery, which has the same form everywhere."""
     at = time.strftime("%H:%M:%S", time.localtime(row.noticed_at))
-    phases = ", ".join(f"{_PHASES[name]} {duration(ms / 1000)}" for name, ms in row.phases().items() if ms >= 0.5)
+    shown = {name: duration(ms / 1000) for name, ms in row.phases().items() if ms >= 0.5}
+    parts = [f"silent for {shown.pop('silent')}"] if "silent" in shown else []
+    phases = ", then ".join([*parts, ", ".join(f"{_PHASES[name]} {took}" for name, took in shown.items())])
     began = "training began" if row.is_first_start else "all workers trained again"
     took = "not over yet" if row.total_ms is None else f"{began} after {duration(row.total_ms / 1000)} ({phases})"
     redone = "" if row.is_first_start else f", {row.steps_lost_text()} redone"
