@@ -10,7 +10,7 @@ import pytest
 from samebits.account.event_log import events_in, line_of
 from samebits.account.events import EventKind, JobEvent, event_in
 from samebits.account.goodput import BADPUT_TYPES, Bucket, Goodput, badput_s, goodput_of
-from samebits.account.history import RecoveryFeed, StepColumn, recovery_line, summary
+from samebits.account.history import RecoveryFeed, StepColumn, account, recovery_line, summary
 from samebits.account.recoveries import recoveries_of
 from samebits.store.text_log import EVENTS_FILE
 
@@ -279,6 +279,14 @@ def test_line_of_a_recovery_names_all_that_were_lost_and_what_was_redone() -> No
     assert "workers 0 and 1 were lost; worker 0: " in said and said.endswith(", at least 8 steps redone")
     phases = "waiting for replacements 31.0 s, workers joining 2.0 s, restoring 1.0 s"
     assert f"; all workers trained again after 34.0 s ({phases})" in said
+
+
+def test_no_productivity_is_claimed_for_a_job_whose_steps_only_its_script_counts() -> None:
+    events = START + KILL
+    assert "productive" in "".join(summary(events)) and account(events)["goodput"] is not None
+    told = summary(events, has_steps=False)
+    assert "productive" not in "".join(told) and "workers running 20.0 s" in told[-1]
+    assert account(events, has_steps=False)["goodput"] is None
 
 
 def test_change_of_the_world_that_was_ordered_is_no_recovery() -> None:
