@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from samebits import config
 from samebits.config import Settings
 from samebits.core.end_kinds import EndKind
 from samebits.errors import ListenError, SameBitsError, SchedulerUnreachableError
@@ -278,4 +279,4 @@ def _is_started_by_a_person() -> bool:
         has_terminal = sys.stdin.isatty()
     except (ValueError, AttributeError):  # closed, or none
         has_terminal = False
-    return has_terminal and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    return has_terminal and not config.is_restarted_by_torchrun()
