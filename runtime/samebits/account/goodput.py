@@ -213,7 +213,7 @@ class Goodput:
         elif self.stage == _JobPhase.AWAY:
             self._pass_training(self.away_from_us, self.sample_step)
             self.stage = _JobPhase.OVER
-            self._pass(max(self._silent_from(at), self.returned_us if self.lost_at_us else 0))
+            self._pass(max(self._silent_from(at), min(self.returned_us, self.lost_at_us)))
             self._pass_notice()
             self.stage = _JobPhase.FORMING
             self._pass(at)
@@ -235,13 +235,15 @@ class Goodput:
     def _pass_notice(self) -> None:
         """Pass the time in which the loss was not noticed."""
         if self.lost_at_us:
-            self._spend(Bucket.NOTICING, self.lost_at_us - self.mark_us)
-            self.mark_us = self.lost_at_us
+            noticed_us = max(self.mark_us, self.lost_at_us)
+            self._spend(Bucket.NOTICING, noticed_us - self.mark_us)
+            self.mark_us = noticed_us
 
     def _train(self, at: int, step: int) -> None:
         if self.stage == _JobPhase.AWAY:  # training continued while there was no scheduler
             self.stage = _JobPhase.TRAINING
             self._pass_training(at, step)
+            self.lost_at_us = 0
         elif self.stage != _JobPhase.TRAINING:
             self._pass(at)
             self.stage, self.sample_step = _JobPhase.TRAINING, step
@@ -262,17 +264,18 @@ class Goodput:
 
     def _set_missing(self, at: int, event: JobEvent, *, missing: bool) -> None:
         slot = event.more.get("slot")
-        if type(slot) is not int:
+        is_loss = event.kind is EventKind.LOST and not event.more.get("spare")
+        if is_loss and self.stage in (_JobPhase.TRAINING, _JobPhase.AWAY):
+            silent_from_us = at - _us_of(event.more.get("silent_ms"))
+            self.silent_from_us = min(self.silent_from_us, silent_from_us) if self.lost_at_us else silent_from_us
+            self.lost_at_us = self.lost_at_us or at
+        if type(slot) is not int:  # of a loss: a spare has taken the slot in the same pass
             return
         if self.stage == _JobPhase.STARTING and event.kind is EventKind.LOST and not self.high_step:
             self._pass(at)
             self.stage = _JobPhase.FORMING
         elif self.stage == _JobPhase.FORMING:
             self._pass(at)
-        elif self.stage in (_JobPhase.TRAINING, _JobPhase.AWAY) and event.kind is EventKind.LOST:
-            silent_from_us = at - _us_of(event.more.get("silent_ms"))
-            self.silent_from_us = min(self.silent_from_us, silent_from_us) if self.lost_at_us else silent_from_us
-            self.lost_at_us = self.lost_at_us or at
         elif self.stage == _JobPhase.AWAY and missing:
             self.lost_at_us, self.silent_from_us = self.lost_at_us or at, self.silent_from_us or at
         (self.missing.add if missing else self.missing.discard)(slot)
