@@ -752,6 +752,11 @@ def scheduler_environment() -> dict[str, str]:
     return {**kept, "ROLE": "scheduler"}
 
 
+def is_restarted_by_torchrun() -> bool:
+    """Return whether a torchrun agent started this process again after a failure."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
 def torchrun_store() -> tuple[str, int] | None:
     """Return the address of the store that torchrun's agent serves, or None if it serves none."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":

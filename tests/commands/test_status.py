@@ -15,6 +15,7 @@ from samebits.account.job_view import JOURNAL, Interruption, PresenceState
 from samebits.commands.status import find, main, table
 from samebits.core.end_kinds import EndKind
 from samebits.dashboard.watching import _job
+from samebits.errors import SchedulerUnreachableError, UsageError
 from samebits.launcher.exit_report import JobOutcome
 from samebits.service import status
 from samebits.store.process_identity import ProcessIdentity, host_id
@@ -91,6 +92,25 @@ def test_status_of_a_killed_job_asks_the_kernel_which_processes_are_left(
     content = replace(content, workers=(second,))
     assert main([]) == 0
     assert "no process of the job runs any more. Fix: `" in capsys.readouterr().out
+
+
+def test_host_without_a_journal_names_its_live_workers_if_the_scheduler_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = {"WORKER_NUM": "3", "RECOVERY_PATH": str(tmp_path / "recovery"), "LOG_DIR": str(tmp_path)}
+    settings, _ = config.read({**named, "ENABLE_RECOVERY": "1", "SCHED_PORT": "8119"}, role_required=False)
+    monkeypatch.setattr("samebits.commands.status.ask_once", lambda settings, timeout_s: None)
+    me = ProcessIdentity.current()
+    (tmp_path / "worker_1.pid").write_text(me.to_line())
+    (tmp_path / "worker_2.pid").write_text(ProcessIdentity(me.pid, me.started_at - 1).to_line())
+    with pytest.raises(SchedulerUnreachableError) as found:
+        find(settings)
+    said = str(found.value)
+    assert said.startswith("the scheduler at 127.0.0.1, port 8119 (SCHED_HOST, SCHED_PORT) does not answer")
+    assert f"On this host, worker 1 ({me}) still runs." in said and "worker 2" not in said
+    (tmp_path / "worker_1.pid").unlink()
+    with pytest.raises(UsageError, match="there is no journal"):
+        find(settings)
 
 
 def test_superseded_scheduler_according_to_the_journal_is_not_trusted(

@@ -10,7 +10,7 @@ import pytest
 from samebits.account.event_log import events_in, line_of
 from samebits.account.events import EventKind, JobEvent, event_in
 from samebits.account.goodput import BADPUT_TYPES, Bucket, Goodput, badput_s, goodput_of
-from samebits.account.history import RecoveryFeed, StepColumn, recovery_line, summary
+from samebits.account.history import RecoveryFeed, StepColumn, account, recovery_line, summary
 from samebits.account.recoveries import recoveries_of
 from samebits.store.text_log import EVENTS_FILE
 
@@ -188,12 +188,89 @@ def test_survivors_that_reach_a_new_scheduler_do_not_count_as_awaited_replacemen
     assert spent(SPARE_AND_SCHEDULER) == {"start_up": 5, "productive": 5, "idle": 2, "forming": 4, "restoring": 1}
 
 
-@pytest.mark.parametrize("events", [START + KILL, ALL_KILLED], ids=["one", "all"])
+CUT = [  # the host of worker 1 was cut off at 115: the others wait, and samples show no progress
+    *START,
+    event(EventKind.STEP, 114, 90),
+    event(EventKind.STEP, 115, 100),
+    event(EventKind.STEP, 116, 100),
+    event(EventKind.LOST, 120, 100, node="1", silent_ms=5000),  # the spare takes its slot in the same pass
+    event(EventKind.PROMOTED, 120, 100, node="2", slot=1),
+    event(EventKind.ROUND, 120, 100),
+    event(EventKind.GENERATION, 120.25, 100, restore=100, members=2, last="2"),
+    event(EventKind.TRAINING, 120.5, 100, last="2"),
+]
+CUT_DURING_SCHEDULER_RESTART = [
+    *START,
+    event(EventKind.STEP, 110, 90),
+    event(EventKind.SCHEDULER, 112),
+    event(EventKind.LOST, 120, 90, node="1", slot=1, silent_ms=9000),
+    event(EventKind.PROMOTED, 120, 90, node="2", slot=1),
+    event(EventKind.ROUND, 120, 90),
+    event(EventKind.GENERATION, 121, 90, restore=90, members=2, last="2"),
+    event(EventKind.TRAINING, 122, 90, last="2"),
+]
+LONE = [  # the only worker is lost, so no round begins until it is replaced
+    *START,
+    event(EventKind.STEP, 110, 90),
+    event(EventKind.LOST, 120, 90, node="1", slot=1, silent_ms=4000),
+    event(EventKind.SEATED, 150, 90, node="1", slot=1),
+    event(EventKind.ROUND, 150, 90),
+    event(EventKind.GENERATION, 151, 90, restore=90, members=2, last="1"),
+    event(EventKind.TRAINING, 152, 90, last="1"),
+]
+
+
+def test_time_until_a_silent_worker_counts_as_lost_is_lost_time() -> None:
+    assert spent(CUT) == {"start_up": 5, "productive": 10, "noticing_losses": 5, "forming": 0.25, "restoring": 0.25}
+    (row,) = recoveries_of(CUT)
+    assert (row.total_ms, row.began_at, row.noticed_at) == (5500, 115, 120)
+    assert recovery_line(row).endswith(
+        "all workers trained again after 5.5 s (silent for 5.0 s, then workers joining 250 ms, restoring 250 ms), "
+        "no step redone"
+    )
+
+
+def test_worker_lost_although_training_continued_costs_no_time_before_the_last_progress() -> None:
+    went_on = [event(EventKind.STEP, 119, 140) if one.at == 116 else one for one in CUT]
+    assert spent(went_on)["noticing_losses"] == 1
+    (row,) = recoveries_of(went_on)
+    assert row.phases()["silent"] == 1000
+
+
+def test_loss_of_a_node_that_is_no_member_yet_costs_no_time() -> None:
+    joiner = [
+        event(EventKind.LOST, 112, 50, node="2", slot=2, silent_ms=5000),
+        event(EventKind.STEP, 115, 100),
+        event(EventKind.LOST, 117, 110, node="2", slot=2, silent_ms=1000),
+        event(EventKind.TRAINED, 120, 150),
+    ]
+    assert spent([*START, *joiner]) == {"start_up": 5, "productive": 15}
+
+
+def test_workers_lost_together_are_silent_since_the_first_of_them() -> None:
+    both = [*CUT[:6], event(EventKind.LOST, 120, 100, node="0", slot=0, silent_ms=3000), *CUT[6:]]
+    first = [*CUT[:6], *both[5:7][::-1], *CUT[6:]]
+    for events in (both, first):
+        assert spent(events)["noticing_losses"] == 5
+        assert recoveries_of(events)[0].phases()["silent"] == 5000
+
+
+def test_scheduler_that_starts_after_a_loss_leaves_no_negative_time() -> None:
+    found = spent([*LONE[:5], event(EventKind.SCHEDULER, 130, 90), *LONE[5:]])
+    assert min(found.values()) >= 0 and found["noticing_losses"] == 4
+
+
+@pytest.mark.parametrize(
+    "events",
+    [START + KILL, ALL_KILLED, CUT, CUT_DURING_SCHEDULER_RESTART, LONE],
+    ids=["one", "all", "cut", "restart", "lone"],
+)
 def test_recovery_and_the_time_buckets_agree(events: list[JobEvent]) -> None:
     (row,), found = recoveries_of(events), spent(events)
+    assert row.phases().get("silent", 0) == 1000 * found.get("noticing_losses", 0)
     buckets = {"wait_for_seats": "waiting_for_seats", "meet": "forming", "restore": "restoring"}
     for phase, bucket in buckets.items():
-        assert row.phases()[phase] == 1000 * found.get(bucket, 0), phase
+        assert row.phases().get(phase, 0) == 1000 * found.get(bucket, 0), phase
 
 
 def test_line_of_a_recovery_names_all_that_were_lost_and_what_was_redone() -> None:
@@ -202,6 +279,14 @@ def test_line_of_a_recovery_names_all_that_were_lost_and_what_was_redone() -> No
     assert "workers 0 and 1 were lost; worker 0: " in said and said.endswith(", at least 8 steps redone")
     phases = "waiting for replacements 31.0 s, workers joining 2.0 s, restoring 1.0 s"
     assert f"; all workers trained again after 34.0 s ({phases})" in said
+
+
+def test_no_productivity_is_claimed_for_a_job_whose_steps_only_its_script_counts() -> None:
+    events = START + KILL
+    assert "productive" in "".join(summary(events)) and account(events)["goodput"] is not None
+    told = summary(events, has_steps=False)
+    assert "productive" not in "".join(told) and "workers running 20.0 s" in told[-1]
+    assert account(events, has_steps=False)["goodput"] is None
 
 
 def test_change_of_the_world_that_was_ordered_is_no_recovery() -> None:
@@ -283,6 +368,8 @@ def drawn(rng: random.Random, length: int) -> list[JobEvent]:
             "gently": rng.choice([True, False]),
             "restore": rng.choice([None, 0, 7, "x"]),
             "stalled_ms": rng.choice([0, 0.4, 250, 10**12, -5, None, "x"]),
+            "silent_ms": rng.choice([0, 0.4, 5000, 10**12, -5, None, "x"]),
+            "spare": rng.choice([1, None]),
         }
         kind = rng.choice([kind for kind in EventKind if kind is not EventKind.CARRIED])
         events.append(JobEvent(kind, at, 1, rng.randrange(5), rng.randrange(100), "1", "", more))
@@ -364,7 +451,7 @@ def test_invalid_event_is_rejected(plain: object) -> None:
 
 
 def test_every_bucket_has_a_unique_name() -> None:
-    assert len({str(bucket) for bucket in Bucket}) == len(Bucket) == 8
+    assert len({str(bucket) for bucket in Bucket}) == len(Bucket) == 9
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400])
@@ -380,10 +467,10 @@ def test_unproductive_time_has_the_names_of_googles_library() -> None:
     assert BADPUT_TYPES.keys() == set(Bucket) - {Bucket.PRODUCTIVE}
     assert badput_s(buckets_s) == {
         "PROGRAM_STARTUP": 2,
-        "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": 4 + 8,
-        "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME": 16,
-        "WASTED_PROGRESS_FROM_DISRUPTION": 32,
-        "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME": 64,
-        "OTHER": 128,
+        "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": 4 + 8 + 16,
+        "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME": 32,
+        "WASTED_PROGRESS_FROM_DISRUPTION": 64,
+        "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME": 128,
+        "OTHER": 256,
     }
     assert badput_s({}) == {}

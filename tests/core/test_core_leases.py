@@ -29,6 +29,22 @@ def test_silence_ends_a_lease() -> None:
     ]
 
 
+@pytest.mark.parametrize("way", ["message", "registration"])
+def test_return_of_a_lost_worker_in_its_session_is_reported_once(way: str) -> None:
+    house = training_house()
+    house.tick(4.999)
+    house.beat("0")
+    house.tick(0.001)
+    assert house.seat("1").is_lost
+    if way == "registration":
+        house.register("1")
+    house.beat("1")
+    house.beat("1")
+    assert house.seat("1").is_held
+    told = [note for note in house.notes if "is back" in note]
+    assert told == ["worker 1 is back (pid 1001 on host-a), same incarnation 1"]
+
+
 def test_every_accepted_message_renews_the_lease() -> None:
     house = training_house()
     for renew in (

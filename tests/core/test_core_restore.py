@@ -44,7 +44,7 @@ def committed(generation: int = 1, restore: Point | None = None, line: tuple[Cut
 def holding(*held: list[tuple[int, int]], own_parts: tuple[int, ...] = ()) -> dict[int, Holdings]:
     """Return what the ranks bring: their (step, generation) points."""
     return {
-        rank: Holdings(tuple(Point(*point) for point in points), rank in own_parts, ())
+        rank: Holdings(tuple(Point(*point) for point in points), rank in own_parts, (("threads", "4"),))
         for rank, points in enumerate(held)
     }
 
@@ -104,6 +104,12 @@ def test_no_rank_holds_a_point() -> None:
     )
     assert [restore.source_of(rank) for rank in range(3)] == [0, 1, 2]
     assert [restore.served_by(rank) for rank in range(3)] == [(), (), ()]
+
+
+def test_nothing_is_said_of_restore_points_if_no_member_keeps_state_here() -> None:
+    agents = {rank: Holdings((), own_parts=False, numerics=()) for rank in range(3)}
+    restore = choose_restore_point(agents, None)
+    assert (restore.point, restore.text, restore.lost) == (None, "", "")
 
 
 def test_all_hold_the_greatest() -> None:

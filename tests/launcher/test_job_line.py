@@ -232,6 +232,16 @@ def test_time_lost_counts_as_a_recovery_only_once_it_is_over() -> None:
     )
 
 
+def test_follower_without_the_jobs_history_claims_no_cost_of_a_recovery(tmp_path: Path) -> None:
+    one = showing(tmp_path)
+    shown(one, view(), 0.0)
+    assert shown(one, view(generation=2), 10.0)[-1].endswith("1 recovery, time lost unknown on this host")
+    shown(one, view(generation=2, alive=2), 20.0)
+    assert shown(one, view(generation=3), 24.0)[-1].endswith("2 recoveries, at least 4.0 s lost")
+    one[0].settle(2, 9.1)
+    assert shown(one, view(generation=3), 30.0)[-1].endswith("2 recoveries, 9.1 s lost")
+
+
 def test_notice_is_shown_once_from_scheduler_or_log(tmp_path: Path) -> None:
     one = showing(tmp_path)
     odd = (1, "worker 1 (rank 1), step 20: the loss is not a number")

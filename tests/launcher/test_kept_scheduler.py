@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import signal
 import time
@@ -28,6 +29,13 @@ def within(wanted: Callable[[], object]) -> None:
     while not wanted():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+class Terminal(io.StringIO):
+    """A standard input at which a person sits."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class Place:
@@ -97,7 +105,7 @@ def test_processes_of_one_machine_start_one_scheduler_and_any_of_them_starts_the
     assert place.job() == job
 
 
-def test_commands_in_the_folder_find_the_scheduler_and_a_second_start_says_what_it_continues(
+def test_commands_in_the_folder_find_the_scheduler_and_a_persons_second_start_says_what_it_continues(
     place: Place,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -118,6 +126,18 @@ def test_commands_in_the_folder_find_the_scheduler_and_a_second_start_says_what_
     first.close()
     place.kill_scheduler()
     assert main(["history"]) == 0 and "ran for" in capsys.readouterr().out
+    again = place.keep()
+    place.job()
+    again.close()
+    place.kill_scheduler()
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    once_more = place.keep()
+    place.job()
+    assert "this continues job" not in place.said(), "restarted automatically"
+    once_more.close()
+    place.kill_scheduler()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     place.keep()
     within(lambda: "this continues job" in place.said())
     (line,) = [line for line in place.said().splitlines() if "this continues job" in line]

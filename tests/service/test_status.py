@@ -221,6 +221,19 @@ def test_journal_keeps_which_worker_was_lost_and_returned(tmp_path: Path) -> Non
     assert view.last_losses == ("worker 1: its connection closed and its process is gone",) * 3
 
 
+def test_loss_of_a_worker_that_returned_in_its_session_is_shown_as_over(tmp_path: Path) -> None:
+    house = House(policy(2)).fill()
+    house.tick(4.999)
+    house.beat("0")
+    house.tick(0.001)
+    house.beat("1")
+    with Journal.open(tmp_path)[0] as journal:
+        journal.append([records.SCHEMA.pack(record) for record in house.journal])
+    view = stored_view(tmp_path)
+    assert view is not None
+    assert view.last_losses == ("worker 1: silent for 5 s (NODE_TIMEOUT); it is back",)
+
+
 def test_record_of_another_version_is_named_with_the_fix(tmp_path: Path) -> None:
     with Journal.open(tmp_path)[0] as journal:
         journal.append([b"\x91\xcc\xfa"])

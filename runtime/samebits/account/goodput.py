@@ -20,6 +20,7 @@ class Bucket(enum.StrEnum):
 
     PRODUCTIVE = "productive"  # steps done for the first time
     START_UP = "start_up"  # from a scheduler start without a live generation to the first step or the first loss
+    NOTICING = "noticing_losses"  # from a lost worker's last message to the moment the scheduler counts it as lost
     FORMING = "forming"  # the members meet in the rendezvous
     WAITING = "waiting_for_seats"  # a member is missing and its slot is not taken
     RESTORING = "restoring"  # the group forms and obtains its state
@@ -30,6 +31,7 @@ class Bucket(enum.StrEnum):
 
 BADPUT_TYPES = {
     Bucket.START_UP: "PROGRAM_STARTUP",  # with TPU_INITIALIZATION and TRAINING_PREP
+    Bucket.NOTICING: "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
     Bucket.FORMING: "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
     Bucket.WAITING: "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
     Bucket.RESTORING: "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME",
@@ -70,7 +72,9 @@ class Goodput:
     high_step: int = 0  # the highest step seen
     away_from_us: int = 0
     owed_us: int = 0  # time, not passed yet, in which steps waited for saves
-    lost_at_us: int = 0  # the first loss seen since the scheduler came back; 0: none
+    lost_at_us: int = 0  # the first loss since the last progress or since the scheduler came back; 0: none
+    silent_from_us: int = 0  # when the first worker lost since then fell silent
+    returned_us: int = 0  # the last scheduler start
     missing: set[int] = field(default_factory=set)
     totals_us: dict[str, int] = field(default_factory=dict)
 
@@ -93,15 +97,19 @@ class Goodput:
             case EventKind.ROUND if not event.more.get("gently"):
                 self._break(at, event.step)
             case EventKind.GENERATION:
+                self._forget_loss()
                 self._break(at, event.step)
                 self.missing.clear()
                 if self.stage != _JobPhase.STARTING:
                     self.stage = _JobPhase.RESTORING
             case EventKind.TRAINING:
                 self._train(at, event.step)
-            case EventKind.STEP if self.stage == _JobPhase.TRAINING:
+            case EventKind.STEP if self.stage == _JobPhase.TRAINING and event.step > self.sample_step:
+                self._forget_loss()
                 self._pass_training(at, event.step)
             case EventKind.TRAINED | EventKind.INTERRUPTED | EventKind.FINISHED:
+                if event.kind is not EventKind.INTERRUPTED:
+                    self._forget_loss()
                 self._break(at, event.step)
                 self.stage = _JobPhase.OVER
             case EventKind.LOST | EventKind.LEFT | EventKind.RETIRED:
@@ -198,28 +206,52 @@ class Goodput:
         """End the current activity. The members then form a new generation."""
         went_on = self.stage == _JobPhase.AWAY and step > self.sample_step
         if self.stage == _JobPhase.TRAINING or went_on:
-            self._pass_training(at, step)
+            self._pass_training(self._silent_from(at), step)
+            self._pass_notice()
+            self._spend(Bucket.WAITING, at - self.mark_us)  # nothing, unless no member was left to begin the round
+            self.mark_us = at
         elif self.stage == _JobPhase.AWAY:
             self._pass_training(self.away_from_us, self.sample_step)
             self.stage = _JobPhase.OVER
-            self._pass(self.lost_at_us or at)
+            self._pass(max(self._silent_from(at), min(self.returned_us, self.lost_at_us)))
+            self._pass_notice()
             self.stage = _JobPhase.FORMING
             self._pass(at)
         else:
             self._pass(at)
-        self.owed_us = self.lost_at_us = 0
+        self.owed_us = self.lost_at_us = self.silent_from_us = 0
         if self.stage != _JobPhase.STARTING:
             self.stage = _JobPhase.FORMING
+
+    def _forget_loss(self) -> None:
+        """Forget a loss that did not stop training, because the lost node was not a member yet."""
+        if self.stage == _JobPhase.TRAINING:
+            self.lost_at_us = 0
+
+    def _silent_from(self, at: int) -> int:
+        """Return when the first lost worker fell silent, at or after the mark; ``at`` without a loss."""
+        return max(self.mark_us, self.silent_from_us) if self.lost_at_us else at
+
+    def _pass_notice(self) -> None:
+        """Pass the time in which the loss was not noticed."""
+        if self.lost_at_us:
+            noticed_us = max(self.mark_us, self.lost_at_us)
+            self._spend(Bucket.NOTICING, noticed_us - self.mark_us)
+            self.mark_us = noticed_us
 
     def _train(self, at: int, step: int) -> None:
         if self.stage == _JobPhase.AWAY:  # training continued while there was no scheduler
             self.stage = _JobPhase.TRAINING
             self._pass_training(at, step)
+            self.lost_at_us = 0
         elif self.stage != _JobPhase.TRAINING:
             self._pass(at)
             self.stage, self.sample_step = _JobPhase.TRAINING, step
 
     def _start_scheduler(self, at: int, before: int) -> None:
+        self.returned_us = at
+        if self.stage == _JobPhase.TRAINING and self.lost_at_us:
+            self._break(before, self.sample_step)
         if self.stage == _JobPhase.TRAINING:
             self.stage, self.away_from_us = _JobPhase.AWAY, before
             return
@@ -232,7 +264,12 @@ class Goodput:
 
     def _set_missing(self, at: int, event: JobEvent, *, missing: bool) -> None:
         slot = event.more.get("slot")
-        if type(slot) is not int:
+        is_loss = event.kind is EventKind.LOST and not event.more.get("spare")
+        if is_loss and self.stage in (_JobPhase.TRAINING, _JobPhase.AWAY):
+            silent_from_us = at - _us_of(event.more.get("silent_ms"))
+            self.silent_from_us = min(self.silent_from_us, silent_from_us) if self.lost_at_us else silent_from_us
+            self.lost_at_us = self.lost_at_us or at
+        if type(slot) is not int:  # of a loss: a spare has taken the slot in the same pass
             return
         if self.stage == _JobPhase.STARTING and event.kind is EventKind.LOST and not self.high_step:
             self._pass(at)
@@ -240,7 +277,7 @@ class Goodput:
         elif self.stage == _JobPhase.FORMING:
             self._pass(at)
         elif self.stage == _JobPhase.AWAY and missing:
-            self.lost_at_us = self.lost_at_us or at
+            self.lost_at_us, self.silent_from_us = self.lost_at_us or at, self.silent_from_us or at
         (self.missing.add if missing else self.missing.discard)(slot)
 
 
@@ -267,6 +304,8 @@ _CARRIED = (
     "away_from_us",
     "owed_us",
     "lost_at_us",
+    "silent_from_us",
+    "returned_us",
 )
-_LATER = ("owed_us", "lost_at_us")
+_LATER = ("owed_us", "lost_at_us", "silent_from_us", "returned_us")
 """Fields that files of earlier releases lack."""

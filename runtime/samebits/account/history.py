@@ -119,12 +119,13 @@ def required_events(recovery_path: Path) -> list[JobEvent]:
     return events
 
 
-def account(events: Sequence[JobEvent], now: float | None = None) -> dict[str, Any]:
+def account(events: Sequence[JobEvent], now: float | None = None, *, has_steps: bool = True) -> dict[str, Any]:
     """Return the job's statistics as plain values: identity, time, progress, buckets and recoveries.
 
     Args:
         events: the job's events.
         now: the time, in seconds since 1970, up to which an unfinished job counts; None for its last event.
+        has_steps: False for a plain job. Its goodput is unknown, because only its script knows which steps were redone.
     """
     fold = goodput_of(events)
     wall_us = fold.wall_us(now)
@@ -144,7 +145,7 @@ def account(events: Sequence[JobEvent], now: float | None = None) -> dict[str, A
         "end": str(ends[-1].kind) if ends and ends[-1].kind is not EventKind.SCHEDULER else None,
         "committed_step": max((_whole(event.more.get("point")) for event in points), default=0),
         "committed_at": max((event.at for event in points), default=None),
-        "goodput": buckets_s[Bucket.PRODUCTIVE] * 1e6 / wall_us if wall_us else None,
+        "goodput": buckets_s[Bucket.PRODUCTIVE] * 1e6 / wall_us if wall_us and has_steps else None,
         "buckets_s": buckets_s,
         "recoveries": [row.plain() for row in recoveries_of(events)],
     }
@@ -158,7 +159,7 @@ def summary(events: Sequence[JobEvent], heard: int = 0, *, has_steps: bool = Tru
         heard: a step that the job is known to have completed.
         has_steps: False for a plain job, whose steps only its script counts.
     """
-    told = account(events)
+    told = account(events, has_steps=has_steps)
     rows = recoveries_of(events)
     goodput = "" if told["goodput"] is None else f", {told['goodput']:.1%} of it productive"
     recovered = f"{len(rows)} recover{'ies' if len(rows) != 1 else 'y'}"
@@ -169,13 +170,15 @@ def summary(events: Sequence[JobEvent], heard: int = 0, *, has_steps: bool = Tru
     lines = [f"{steps}{duration(told['wall_s'])}{goodput}; {recovered}"]
     slowest = sorted(rows, key=lambda row: row.total_ms or 0, reverse=True)[:_SHOWN_RECOVERIES]
     lines += [recovery_line(row, has_steps=has_steps) for row in sorted(slowest, key=lambda row: row.number)]
-    spent = [f"{_BUCKETS[Bucket(name)]} {duration(s)}" for name, s in told["buckets_s"].items() if s >= 0.0005]
+    names = _BUCKETS if has_steps else {**_BUCKETS, Bucket.PRODUCTIVE: "workers running"}
+    spent = [f"{names[Bucket(name)]} {duration(s)}" for name, s in told["buckets_s"].items() if s >= 0.0005]
     return [*lines, f"time: {', '.join(spent)}"]
 
 
 _BUCKETS = {
     Bucket.PRODUCTIVE: "productive",
     Bucket.START_UP: "start-up",
+    Bucket.NOTICING: "losses not yet noticed",
     Bucket.FORMING: "workers joining",
     Bucket.WAITING: "waiting for replacements",
     Bucket.RESTORING: "restoring",
@@ -195,7 +198,9 @@ _PHASES = {
 def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:
     """Return a line about one recovery, which has the same form everywhere."""
     at = time.strftime("%H:%M:%S", time.localtime(row.noticed_at))
-    phases = ", ".join(f"{_PHASES[name]} {duration(ms / 1000)}" for name, ms in row.phases().items() if ms >= 0.5)
+    shown = {name: duration(ms / 1000) for name, ms in row.phases().items() if ms >= 0.5}
+    parts = [f"silent for {shown.pop('silent')}"] if "silent" in shown else []
+    phases = ", then ".join([*parts, ", ".join(f"{_PHASES[name]} {took}" for name, took in shown.items())])
     began = "training began" if row.is_first_start else "all workers trained again"
     took = "not over yet" if row.total_ms is None else f"{began} after {duration(row.total_ms / 1000)} ({phases})"
     redone = "" if row.is_first_start else f", {row.steps_lost_text()} redone"

@@ -21,7 +21,8 @@ class Recovery:
     """One recovery. Times are in seconds since 1970, or None if not reached yet.
 
     Attributes:
-        silent_ms: the time from the lost worker's last message, or the close of its connection, to the loss.
+        silent_ms: the time from the lost worker's last message, or the close of its connection, to the loss. Time in
+            which the others still made progress, or no scheduler ran, does not count.
         seated_at: when the last missing slot was filled.
         is_first_start: the job had not trained before, so training began only after this recovery.
         all_lost: every member was lost, so no worker could report the last step, and ``step`` is a lower bound.
@@ -50,8 +51,13 @@ class Recovery:
     missing: str = ""
 
     @property
+    def began_at(self) -> float:
+        """Return when the first lost worker fell silent."""
+        return self.noticed_at - self.silent_ms / 1000
+
+    @property
     def total_ms(self) -> float | None:
-        """Return the time until training in ms, or None during the recovery.
+        """Return the time from the last message to training in ms, or None during the recovery.
 
         A clock that was set back counts as paused.
         """
@@ -77,7 +83,7 @@ class Recovery:
             ("meet", self.formed_at),
             ("restore", self.trains_at),
         ]
-        found, before = {}, self.noticed_at
+        found, before = {"silent": self.silent_ms} if self.silent_ms else {}, self.noticed_at
         for name, at in moments:
             if at is not None:
                 at = max(at, before)
@@ -107,6 +113,7 @@ class Recoveries:
     rows: list[Recovery] = field(default_factory=list)
     _open: Recovery | None = None
     _stage: _Training = _Training.STARTING
+    _progress: tuple[int, float] = (0, 0.0)  # the last step event that shows progress, or the start of training
     _reached: int = 0  # the highest step seen on the current line, or in a checkpoint
     _leaving: set[str] = field(default_factory=set)  # nodes asked to leave that have not left yet
     _absent: set[object] = field(default_factory=set)  # slots without a holder in the open recovery
@@ -153,6 +160,11 @@ class Recoveries:
     def _reach(self, event: JobEvent) -> None:
         """Update the highest known step, because a newly started scheduler does not know it."""
         match event.kind:
+            case EventKind.SCHEDULER | EventKind.TRAINING:
+                self._progress = event.step, event.at
+            case EventKind.STEP if event.step > self._progress[0]:
+                self._progress = event.step, event.at
+        match event.kind:
             case EventKind.GENERATION:
                 self._formed = int(_number(event.more.get("members")))
             case EventKind.TRAINING:
@@ -168,13 +180,18 @@ class Recoveries:
             return
         row = Recovery(len(self.rows) + 1, event.text, [], event.at, max(event.step, self._reached))
         if event.kind is EventKind.LOST:
-            row.lost, row.silent_ms = [event.node], _number(event.more.get("silent_ms"))
+            row.lost, row.silent_ms = [event.node], self._silent_ms(event, event.at)
             row.cause = loss_of(event)
         row.is_first_start = self._stage is _Training.STARTING
         self._open = row
         self._absent.clear()
         self._lost_slots.clear()
         self._go_on(row, event)
+
+    def _silent_ms(self, event: JobEvent, noticed_at: float) -> float:
+        """Return how long before ``noticed_at`` this lost worker fell silent, since the last progress at the most."""
+        began_at = max(event.at - _number(event.more.get("silent_ms")) / 1000, self._progress[1])
+        return max(0.0, _ms(began_at, noticed_at))
 
     def _explain(self, event: JobEvent) -> None:
         """Replace the cause of the last recovery, if it began with the loss of this node."""
@@ -188,6 +205,8 @@ class Recoveries:
             case EventKind.LOST:
                 if event.node not in row.lost:
                     row.lost.append(event.node)
+                if row.decided_at is None:
+                    row.silent_ms = max(row.silent_ms, self._silent_ms(event, row.noticed_at))
                 row.step = max(row.step, event.step)
                 self._absent.add(event.more.get("slot"))
                 if not event.more.get("spare"):

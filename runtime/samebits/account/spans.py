@@ -92,7 +92,7 @@ class Spans:
 
 def _recovery(row: Recovery, job: str) -> Span:
     shared: dict[str, str | int | float] = {"samebits.job": job, "samebits.generation": row.generation}
-    parts, at = [], row.noticed_at
+    parts, at = [], row.began_at
     for name, ms in row.phases().items():
         parts.append(Span(f"recover.{name}", at, at + ms / 1000, shared))
         at += ms / 1000
@@ -104,4 +104,4 @@ def _recovery(row: Recovery, job: str) -> Span:
         "samebits.all_lost": row.all_lost,
         "samebits.restored_from": row.restored_from,
     }
-    return Span("recover", row.noticed_at, max(at, row.trains_at or at), shared | more, tuple(parts))
+    return Span("recover", row.began_at, max(at, row.trains_at or at), shared | more, tuple(parts))

@@ -42,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         return _follow(EventStream(recovery_path), as_json=options.json, has_steps=has_steps)
     events = required_events(recovery_path)
     if options.json:
-        print(strict_json.dumps({**account(events), "events": [event.plain() for event in events]}))
+        told = account(events, has_steps=has_steps)
+        print(strict_json.dumps({**told, "events": [event.plain() for event in events]}))
         return 0
     column = StepColumn()
     steps = [column.of(event) for event in events]

@@ -17,8 +17,9 @@ from samebits.account.job_view import JobView, PresenceState, WorkerView
 from samebits.commands.clean import memory_line
 from samebits.config import Settings
 from samebits.core.replacement_names import number_of, title_of, titled
-from samebits.errors import UsageError
+from samebits.errors import SchedulerUnreachableError, UsageError
 from samebits.launcher import job_spec
+from samebits.launcher.processes import process_names, read_pid_files, spoken
 from samebits.launcher.progress_line import phase_text, world_text
 from samebits.launcher.relay_process import relay_line
 from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once, own_job
@@ -63,6 +64,7 @@ def find(settings: Settings) -> JobView:
     """Return the state of this folder's job or, if it has none, of the job whose scheduler answers.
 
     Raises:
+        SchedulerUnreachableError: workers of the job run on this host, but their scheduler does not answer.
         UsageError: there is no journal, and no scheduler answers, or only another job's.
     """
     told = ask_once(settings, ANSWER_TIMEOUT_S)
@@ -75,12 +77,29 @@ def find(settings: Settings) -> JobView:
         )
     view = told if told is not None and not _is_superseded(told, stored) else stored
     if view is None:
+        _require_no_workers(settings)
         raise UsageError(
             f"no scheduler answers at {shown(settings.sched_host, settings.sched_port)}, and there is no journal "
             f"in RECOVERY_PATH={settings.recovery_path}. Fix: change to the folder the job was started in, or "
             f"start one with `{spelled('run')}`"
         )
     return view
+
+
+def _require_no_workers(settings: Settings) -> None:
+    """Check that no worker of a job runs on this host, which has no journal because the scheduler is on another host.
+
+    Raises:
+        SchedulerUnreachableError: a worker runs.
+    """
+    names = process_names(job_spec.nodes_of(settings.log_dir, settings))
+    alive = {name: one for name, one in read_pid_files(settings.log_dir, names).items() if one.is_alive()}
+    if alive:
+        running = listed(f"{spoken(name)} ({one})" for name, one in alive.items())
+        raise SchedulerUnreachableError(
+            f"the scheduler at {shown(settings.sched_host, settings.sched_port)} does not answer. On this host, "
+            f"{running} still run{'s' if len(alive) == 1 else ''}. Fix: check the network and the scheduler's host"
+        )
 
 
 def _is_superseded(told: JobView, stored: JobView | None) -> bool:

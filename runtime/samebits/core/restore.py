@@ -153,6 +153,8 @@ def choose_restore_point(
             own[rank].add(live)
     everything = set().union(*held.values(), *copies.values())
     best = max(everything, default=None)
+    if best is None and not any(one.numerics for one in joined.values()):
+        return Restore(None, frozenset(), {}, "")  # torchrun agents and plain scripts keep no state here
     if best is None:
         return Restore(None, frozenset(), {}, "no restore point yet: every rank starts from rank 0's initial state")
     missing = {one: _without_holder(one, joined, held, copies, slot_of, keys) for one in everything}

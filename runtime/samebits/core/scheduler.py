@@ -371,7 +371,9 @@ class SchedulerCore:
         if seat is None or self._ledger.presences[seat.node].is_gone:
             return
         self._ending.note_contact()
-        self._leases.renew(seat)
+        was_lost = seat.is_lost
+        if self._leases.renew(seat) and was_lost:
+            self._ledger.ready.say(f"{seat.title} is back ({seat.process}), same incarnation {seat.incarnation}")
         self._handlers[type(message)](seat, message)
 
     def _register_judges(self) -> None:

@@ -310,7 +310,7 @@ class JobWatch:
             else [],
             "wall_s": wall_us / 1e6,
             "buckets_s": {str(bucket): us / 1e6 for bucket, us in buckets.items()},
-            "goodput": buckets[Bucket.PRODUCTIVE] / wall_us if wall_us else None,
+            "goodput": buckets[Bucket.PRODUCTIVE] / wall_us if wall_us and not self._settings.plain else None,
             "committed_at": max((event.at for event in self.events if event.kind is EventKind.COMMITTED), default=None),
             "committed_step": max(
                 (point for event in self.events if type(point := event.more.get("point")) is int), default=None

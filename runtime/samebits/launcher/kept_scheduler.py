@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from samebits import config
 from samebits.config import Settings
 from samebits.core.end_kinds import EndKind
 from samebits.errors import ListenError, SameBitsError, SchedulerUnreachableError
@@ -197,7 +198,7 @@ class KeptScheduler:
             self._is_over = True
             return False
         if not stored.job_finished:
-            if not self._job:
+            if not self._job and _is_started_by_a_person():
                 name = stored.name or stored.job
                 log.say(
                     f"this continues job {name}, which {self._recovery_path} holds unfinished. To start over, stop "
@@ -270,3 +271,12 @@ class KeptScheduler:
         except OSError as error:
             return f"its log {self._log} cannot be read: {error.strerror}"
         return printable(lines[-1].removeprefix("samebits: ") if lines else "it has said nothing", _SHOWN_BYTES)
+
+
+def _is_started_by_a_person() -> bool:
+    """Return whether a terminal is attached and torchrun has not restarted this process."""
+    try:
+        has_terminal = sys.stdin.isatty()
+    except (ValueError, AttributeError):  # closed, or none
+        has_terminal = False
+    return has_terminal and not config.is_restarted_by_torchrun()

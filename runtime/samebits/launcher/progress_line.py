@@ -82,6 +82,11 @@ class Pace:
         """Return the number of completed recoveries."""
         return self._recoveries if self._settled is None else self._settled[0]
 
+    @property
+    def is_cost_known(self) -> bool:
+        """Return whether the recoveries' cost comes from the job's history."""
+        return self._settled is not None
+
     def _count_recoveries(self, view: JobView, now: float) -> None:
         stands = view.generation > 0 and not view.training_finished and not view.job_finished
         is_held_up = stands and view.ended is None and (view.phase != "training" or view.alive < view.world_size)
@@ -143,6 +148,8 @@ class ProgressFacts:
         values: the script's reported values, in the form shown.
         world: a description of the workers.
         recoveries, lost_s: number and cost in seconds of the job's recoveries.
+        is_cost_known: whether the cost comes from the job's history, which only the scheduler's host has. Otherwise,
+            ``lost_s`` is only the time without progress that this command has seen.
         more: additional text, such as when a seat becomes free.
     """
 
@@ -156,6 +163,7 @@ class ProgressFacts:
     values: Mapping[str, str] = field(default_factory=dict)
     recoveries: int = 0
     lost_s: float = 0.0
+    is_cost_known: bool = True
     more: str = ""
 
     @property
@@ -178,7 +186,7 @@ class ProgressFacts:
             "values": dict(self.values),
             "workers": self.world,
             "recoveries": self.recoveries,
-            "lost_s": round(self.lost_s, 3),
+            "lost_s": round(self.lost_s, 3) if self.is_cost_known or not self.recoveries else None,
         }
 
 
@@ -211,6 +219,8 @@ def _parts(standing: ProgressFacts) -> list[tuple[int, str]]:
     recoveries = ""
     if standing.recoveries or standing.lost_s >= 0.05:
         count, lost = standing.recoveries, f"{seconds(standing.lost_s, fine=True)} lost"
+        if not standing.is_cost_known:
+            lost = f"at least {lost}" if standing.lost_s >= 0.05 else "time lost unknown on this host"
         recoveries = f"{count} recover{'y' if count == 1 else 'ies'}, {lost}" if count else f"{lost} so far"
     return [
         (6, standing.script),
@@ -525,6 +535,7 @@ class Showing:
             values=values,
             recoveries=self._pace.recoveries,
             lost_s=self._pace.lost_s(now),
+            is_cost_known=self._pace.is_cost_known,
             more="" if seat is None else f"seat free in {math.ceil(seat)} s",
         )
 

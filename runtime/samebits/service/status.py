@@ -104,6 +104,9 @@ def stored_view(recovery_path: Path) -> JobView | None:
     least, most = (int(settings.get(name, wanted)) for name in ("MIN_WORKER_NUM", "MAX_WORKER_NUM"))
     ended = _interruption_of_last_term(history)
     reasons = {(one.node, one.incarnation): one.reason for one in history if isinstance(one, SeatLost)}
+    for seat in state.seats.values():
+        if seat.is_held and (key := (seat.node, seat.incarnation)) in reasons:
+            reasons[key] += "; it is back"
     return JobView(
         source=JOURNAL,
         phase="finished" if state.finished else "interrupted" if ended else "no scheduler",

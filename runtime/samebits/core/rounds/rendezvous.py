@@ -426,9 +426,8 @@ class Rendezvous:
             blob, made_for = round_.blobs.get(seat.node, (b"", None))
             if blob and self._is_in_place(made_for, RankPosition(slots[rank], rank, len(slots))):
                 self._blobs[rank] = blob
-        ledger.ready.say(
-            f"generation {state.generation_number} starts with {counted(len(seats), 'worker')}; {restore.text}"
-        )
+        started = f"generation {state.generation_number} starts with {counted(len(seats), 'worker')}"
+        ledger.ready.say(f"{started}; {restore.text}" if restore.text else started)
         self._start_all()
         self._tell_address_map([seat.node for seat in seats])
 

@@ -5,8 +5,8 @@
   const MOST_EVENTS = 5000, SHOWN_EVENTS = 400, MOST_POINTS = 3000, BY_HOST = 16, MANY = 64;
   const SIGNS = { training: "●", done: "✔", finished: "✔", forming: "◐", waiting: "○", seated: "·", lost: "✕", left: "–", warm: "◇", warming: "◌", unknown: "?", retired: "–", runs: "●" };
   const BAD = new Set(["lost", "gone"]);
-  const BUCKETS = ["productive", "start_up", "forming", "waiting_for_seats", "restoring", "redone", "checkpoint_stalls", "idle"];
-  const PHASES = ["decide", "wait_for_seats", "meet", "restore"];
+  const BUCKETS = ["productive", "start_up", "noticing_losses", "forming", "waiting_for_seats", "restoring", "redone", "checkpoint_stalls", "idle"];
+  const PHASES = ["silent", "decide", "wait_for_seats", "meet", "restore"];
   const embedded = $("data") ? JSON.parse($("data").textContent) : null;
   let state = null, events = [], steps = [], losses = [], chosen = null, alive = false, skew = 0, drawn = {}, dirty = true;
 
