@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from samebits.core.agent import agent_core as core_agent
 from samebits.core.messages import PROTOCOL
 from samebits.launcher.kept_scheduler import LOG_NAME
+from samebits.net.address import folder_of_holder
 from samebits.service import log
 from samebits.store.process_identity import ProcessIdentity
 from samebits.training.integrations import torchrun
@@ -55,12 +58,12 @@ class Endpoint:
     """Makes agents of one job, as torch's registry does."""
 
     def __init__(self) -> None:
-        self._port = free_port()
+        self.port = free_port()
         self._agents: list[SamebitsRendezvous] = []
 
     def agent(self, nodes: str, run_id: str = "ours") -> SamebitsRendezvous:
         least, _, most = nodes.partition(":")
-        parameters = RendezvousParameters("samebits", f"127.0.0.1:{self._port}", run_id, int(least), int(most or least))
+        parameters = RendezvousParameters("samebits", f"127.0.0.1:{self.port}", run_id, int(least), int(most or least))
         made = get_rendezvous_handler(parameters)
         assert isinstance(made, SamebitsRendezvous)
         self._agents.append(made)
@@ -180,7 +183,7 @@ def test_an_agent_that_does_not_belong_here_is_refused_with_both_values(
     ours = endpoint.agent("1")
     ours.next_rendezvous()
     for other, message in (
-        (endpoint.agent("1", run_id="theirs"), "'theirs'.*'ours'"),
+        (endpoint.agent("1", run_id="theirs"), "'theirs'.*'ours'.*--rdzv-endpoint sets SCHED_HOST and SCHED_PORT"),
         (endpoint.agent("3"), "WORKER_NUM is 3 here and 1 there.*--nnodes"),
     ):
         with pytest.raises(RendezvousConnectionError, match=message) as raised:
@@ -231,6 +234,18 @@ def test_a_scheduler_that_cannot_serve_is_an_error_of_the_agent_that_started_it(
     (tmp_path / "recovery" / "journal").write_bytes(b"no journal of ours, and long enough to be a header of one")
     with pytest.raises(RendezvousConnectionError, match="journal"):
         endpoint.agent("1").next_rendezvous()
+
+
+def test_an_endpoint_that_a_program_holds_is_an_error_that_names_the_program_and_the_option(endpoint: Endpoint) -> None:
+    words = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(endpoint.port)]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as stranger:
+        try:
+            within(lambda: folder_of_holder(endpoint.port), "the program listens")
+            with pytest.raises(RendezvousConnectionError, match=rf"pid {stranger.pid} .*--rdzv-endpoint") as raised:
+                endpoint.agent("1")
+            assert isinstance(raised.value, SystemExit) and raised.value.code == 75
+        finally:
+            stranger.kill()
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,13 @@ from samebits.errors import (
     JobFailedError,
     JobInterruptedError,
     JobStoppedError,
+    ListenError,
     RefusedError,
     SameBitsError,
     ScriptFailedError,
     UntrainedError,
 )
+from samebits.printable import listed
 from samebits.service import log
 from samebits.service.agent import Agent
 from samebits.service.scheduler_address import address_towards
@@ -61,6 +63,12 @@ STORE_TIMEOUT_S = 60.0
 BLAME_S = 5.0  # how long a node whose workers failed waits for news that another node's workers failed first
 _FINISHED = b"torchrun"
 _NOTHING_HELD = Holdings((), own_parts=False, numerics=())
+_OPTIONS = {
+    "--nnodes": ["WORKER_NUM", "SPARE_NUM"],
+    "--rdzv-id": ["JOB_NAME"],
+    "--rdzv-endpoint": ["SCHED_HOST", "SCHED_PORT"],
+}
+"""torchrun's options, with the variables that they set."""
 _ENDS_OF_THE_JOB = (JobStoppedError, JobInterruptedError, JobFailedError, ScriptFailedError, UntrainedError)
 
 
@@ -128,10 +136,21 @@ def _raise(error: SameBitsError) -> NoReturn:
         case _:
             kind = NoSeatError
     text = str(error)
-    if isinstance(error, RefusedError) and any(name in text for name in ("WORKER_NUM", "SPARE_NUM", "JOB_NAME")):
-        text += ". With torchrun, --nnodes sets WORKER_NUM and SPARE_NUM, and --rdzv-id sets JOB_NAME"
+    named = [
+        f"{option} sets {listed(names)}" for option, names in _OPTIONS.items() if any(name in text for name in names)
+    ]
+    if named and isinstance(error, RefusedError | ListenError):
+        text += f". With torchrun, {listed(named)}"
     log.warn(text)
     raise kind(text, error.exit_code) from None
+
+
+def _with_options(text: str) -> str:
+    """Return which options of torchrun set the variables that a message names."""
+    named = [
+        f"{option} sets {listed(names)}" for option, names in _OPTIONS.items() if any(name in text for name in names)
+    ]
+    return f". With torchrun, {listed(named)}" if named else ""
 
 
 # ---- settings
