@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from torch.distributed.elastic.rendezvous import (
@@ -135,6 +137,31 @@ def test_agents_meet_again_with_an_empty_store_and_a_standby_replaces_a_lost_age
     within(first.num_nodes_waiting, "the first agent hears of the loss")
     infos = sorted((first.next_rendezvous(), joined.result(WAIT_S)), key=lambda info: info.rank)
     assert [(info.rank, info.world_size) for info in infos] == [(0, 2), (1, 2)]
+
+
+def test_an_agent_that_was_replaced_while_it_was_stopped_returns_as_a_standby(
+    tmp_path: Path, endpoint: Endpoint, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NODE_TIMEOUT", "2")
+    first, second, standby = endpoint.agent("2:3"), endpoint.agent("2:3"), endpoint.agent("2:3")
+    all_meet(pool, first, second)
+    joined = pool.submit(standby.next_rendezvous)
+    journal = tmp_path / "recovery" / LOG_NAME
+    within(lambda: "is here, 1 of 1 (SPARE_NUM)" in journal.read_text(), "the standby")
+    goes_on = threading.Event()
+    vars(second._agent)["life_sign"] = Mock(beat=lambda: goes_on.wait(WAIT_S))  # holds up its control thread
+    within(first.num_nodes_waiting, "the first agent hears of the loss")
+    first.next_rendezvous()
+    joined.result(WAIT_S)
+    goes_on.set()
+    within(second.num_nodes_waiting, "torch's agent there has to stop its workers")
+    returned = pool.submit(second.next_rendezvous)
+    within(lambda: journal.read_text().count("is here, 1 of 1 (SPARE_NUM)") == 2, "it is a standby")
+    assert first.num_nodes_waiting() == 0 and not returned.done() and not second.is_closed()
+    endpoint.lose(standby)
+    within(first.num_nodes_waiting, "the first agent hears of the next loss")
+    first.next_rendezvous()
+    assert returned.result(WAIT_S).world_size == 2
 
 
 def test_the_job_ends_when_the_workers_of_all_agents_have_and_the_next_one_starts_afresh(
@@ -270,3 +297,20 @@ def test_an_endpoint_is_read_as_sched_host_is(
     assert (settings.sched_host, settings.sched_port) == (host, port)
     assert (settings.worker_num, settings.spare_num, settings.job_name, settings.topo_timeout_s) == (2, 3, "digits", 60)
     assert "MS_WORKER_NUM" not in environment and "MIN_WORKER_NUM" not in environment
+
+
+def test_an_unfinished_job_with_another_number_of_nodes_is_refused_with_the_values_that_differ(
+    tmp_path: Path, endpoint: Endpoint, pool: ThreadPoolExecutor
+) -> None:
+    first, second = endpoint.agent("2"), endpoint.agent("2")
+    all_meet(pool, first, second)
+    for one in (first, second):
+        one._scheduler.close()
+    signal_process(scheduler_in(tmp_path), signal.SIGKILL)
+    for one in (first, second):
+        endpoint.lose(one)
+    with pytest.raises(RendezvousConnectionError, match="WORKER_NUM is 3 here and 2 there") as raised:
+        endpoint.agent("3").next_rendezvous()
+    message = str(raised.value)
+    assert "status 72" in message and "move that folder away" in message and "--nnodes sets" in message
+    assert "SPARE_NUM is" not in message and "--fresh" not in message, "only what differs, and no other launcher"

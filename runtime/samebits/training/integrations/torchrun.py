@@ -43,6 +43,7 @@ from samebits.errors import (
     ListenError,
     RefusedError,
     SameBitsError,
+    SchedulerUnreachableError,
     ScriptFailedError,
     UntrainedError,
 )
@@ -64,7 +65,7 @@ BLAME_S = 5.0  # how long a node whose workers failed waits for news that anothe
 _FINISHED = b"torchrun"
 _NOTHING_HELD = Holdings((), own_parts=False, numerics=())
 _OPTIONS = {
-    "--nnodes": ["WORKER_NUM", "SPARE_NUM"],
+    "--nnodes": ["WORKER_NUM", "SPARE_NUM", "MIN_WORKER_NUM", "MAX_WORKER_NUM"],
     "--rdzv-id": ["JOB_NAME"],
     "--rdzv-endpoint": ["SCHED_HOST", "SCHED_PORT"],
 }
@@ -139,10 +140,14 @@ def _raise(error: SameBitsError) -> NoReturn:
     named = [
         f"{option} sets {listed(names)}" for option, names in _OPTIONS.items() if any(name in text for name in names)
     ]
-    if named and isinstance(error, RefusedError | ListenError):
+    if named and isinstance(error, RefusedError | ListenError | SchedulerUnreachableError):
         text += f". With torchrun, {listed(named)}"
     log.warn(text)
     raise kind(text, error.exit_code) from None
+
+
+def _may_return(error: SameBitsError) -> bool:
+    return isinstance(error, FencedError) and error.may_return
 
 
 def _with_options(text: str) -> str:
@@ -224,7 +229,7 @@ class SamebitsRendezvous(RendezvousHandler):
         self._parameters = parameters
         self._settings = settings
         self._scheduler = scheduler
-        self._agent = Agent(settings, settings.job_name, settings.device or "cpu")
+        self._agent = self._new_agent()
         self._job = ""  # set once the agent has a seat
         self._is_linked, self._link_lock = threading.Event(), threading.Lock()
         self._generation = 0
@@ -233,9 +238,7 @@ class SamebitsRendezvous(RendezvousHandler):
         self._has_left = False
         self._undo_watch: Callable[[], None] = lambda: None
         self._store: TCPStore | None = None  # if this agent hosts it, it must live as long as its generation
-        self._agent.on_break = self._interrupted
-        self._agent.on_link = self._linked
-        scheduler.on_failure = self._agent.end
+        scheduler.on_failure = lambda error: self._agent.end(error)
 
     def get_backend(self) -> str:
         """Return the name of the backend."""
@@ -257,7 +260,11 @@ class SamebitsRendezvous(RendezvousHandler):
             elif failure := self._failures.take():
                 self._scheduler.record(f"torchrun on node {self._agent.node} restarts all workers: {failure}")
             while True:
-                place = self._agent.enter(_NOTHING_HELD)
+                try:
+                    place = self._agent.enter(_NOTHING_HELD)
+                except FencedError as fenced:
+                    self._come_back(fenced)
+                    continue
                 if isinstance(place, Point):
                     self._is_finished = True
                     log.say("the job is finished")
@@ -270,9 +277,9 @@ class SamebitsRendezvous(RendezvousHandler):
             _raise(error)
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 if the generation is over, which makes torch's agent restart its workers.
+        """Return 1 if the generation is over, which makes torch's agent stop its workers and meet again.
 
-        Standby agents do not count.
+        Standby agents do not count. An agent that was replaced while it was silent also meets again, as a standby.
 
         Raises:
             RendezvousError: no place is left for this agent.
@@ -282,6 +289,8 @@ class SamebitsRendezvous(RendezvousHandler):
         except GenerationEndedError:
             return 1
         except SameBitsError as error:
+            if _may_return(error):
+                return 1
             _raise(error)
         return 0
 
@@ -325,6 +334,27 @@ class SamebitsRendezvous(RendezvousHandler):
         with self._link_lock:
             self._scheduler.link(self._job, is_up=self._is_linked.is_set())
 
+    def _new_agent(self) -> Agent:
+        agent = Agent(self._settings, self._settings.job_name, self._settings.device or "cpu")
+        agent.on_break, agent.on_link = self._interrupted, self._linked
+        return agent
+
+    def _come_back(self, fenced: FencedError) -> None:
+        """Register again under a new session after a standby has taken this node's place.
+
+        torch's agent has stopped the workers of the earlier generation before it meets again.
+
+        Raises:
+            SameBitsError: this agent may not return, or gets no seat.
+        """
+        if not fenced.may_return:
+            raise fenced
+        log.warn(f"{fenced}: this agent registers again, as a standby")
+        self._undo_watch()
+        self._agent.leave(on_purpose=True, text="fenced", status=FencedError.exit_code)
+        self._agent, self._store = self._new_agent(), None
+        self._register()
+
     def _linked(self, is_up: bool) -> None:
         with self._link_lock:
             (self._is_linked.set if is_up else self._is_linked.clear)()
@@ -332,7 +362,8 @@ class SamebitsRendezvous(RendezvousHandler):
 
     def _interrupted(self, _reason: str) -> None:
         # The call acknowledges the end, since torch's agent checks only at its next poll, however long that takes.
-        if self._agent.verdict(0.0) is not None:
+        verdict = self._agent.verdict(0.0)
+        if verdict is not None and not _may_return(verdict):
             self._scheduler.let_go()
 
     def _meet(self, place: GenerationStarted) -> RendezvousInfo:
