@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -201,6 +202,29 @@ def test_a_closed_rendezvous_ends_the_other_agents_with_its_exit_code_and_no_tra
     with pytest.raises(RendezvousClosedError, match="has closed the rendezvous") as raised:
         first.num_nodes_waiting()
     assert isinstance(raised.value, SystemExit) and raised.value.code == 78
+
+
+def test_a_node_whose_workers_followed_another_ones_failure_reports_the_first_cause(
+    endpoint: Endpoint, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+    monkeypatch.setattr(log, "warn", said.append)
+    monkeypatch.setattr(torchrun, "BLAME_S", 0.5)
+    first, second = endpoint.agent("2"), endpoint.agent("2")
+    all_meet(pool, first, second)
+
+    def ends(agent: SamebitsRendezvous, rank: int, status: int) -> None:
+        try:
+            raise ChildFailedError("train.py", {rank: ProcessFailure(0, 7 + rank, status, "")})
+        except ChildFailedError:
+            agent.shutdown()
+
+    failing = pool.submit(ends, second, 1, 3)
+    within(lambda: second._agent._is_dying, "the first failure is reported")
+    ends(first, 0, 1)
+    failing.result(WAIT_S)
+    told = [line for line in said if "first cause: " in line and "global rank 1 (pid 8) ended with status 3" in line]
+    assert len(told) == 2, said
 
 
 def test_an_agent_that_does_not_belong_here_is_refused_with_both_values(

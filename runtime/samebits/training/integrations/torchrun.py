@@ -62,6 +62,7 @@ NO_ID = "none"
 """The run id that torchrun sets without --rdzv-id."""
 STORE_TIMEOUT_S = 60.0
 BLAME_S = 5.0  # how long a node whose workers failed waits for news that another node's workers failed first
+ANSWER_S = 2.0  # how long a node that has ended the job waits for the first cause
 _FINISHED = b"torchrun"
 _NOTHING_HELD = Holdings((), own_parts=False, numerics=())
 _OPTIONS = {
@@ -421,6 +422,9 @@ class SamebitsRendezvous(RendezvousHandler):
             verdict = None if status > 128 else self._agent.verdict(BLAME_S)
             if verdict is None:
                 self._stop_job(f"torchrun on node {self._agent.node}, which has no restart left")
+                verdict = self._agent.verdict(ANSWER_S)
+            if verdict is not None:  # torch's error shows only how the workers of this node failed
+                log.warn(str(verdict))
         self._agent.leave(on_purpose=False, text=text, status=status)
 
     def _stop_job(self, by: str) -> None:
