@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
 import subprocess
 import sys
@@ -225,6 +226,20 @@ def test_a_node_whose_workers_followed_another_ones_failure_reports_the_first_ca
     failing.result(WAIT_S)
     told = [line for line in said if "first cause: " in line and "global rank 1 (pid 8) ended with status 3" in line]
     assert len(told) == 2, said
+
+
+def test_an_interrupted_agent_which_torch_does_not_shut_down_leaves_at_once(
+    tmp_path: Path, endpoint: Endpoint, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered = list[Callable[[], None]]()
+    monkeypatch.setattr(atexit, "register", registered.append)
+    first, second = endpoint.agent("2"), endpoint.agent("2")
+    (at_exit,) = [one for one in registered if getattr(one, "__self__", None) is second]
+    all_meet(pool, first, second)
+    at_exit()
+    within(first.num_nodes_waiting, "the first agent hears of it")
+    assert "torchrun was interrupted" in (tmp_path / "recovery" / LOG_NAME).read_text()
+    endpoint.lose(second)
 
 
 def test_an_agent_that_does_not_belong_here_is_refused_with_both_values(

@@ -9,6 +9,7 @@ next generation cannot see keys of the previous one.
 
 from __future__ import annotations
 
+import atexit
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -239,6 +240,7 @@ class SamebitsRendezvous(RendezvousHandler):
         self._has_left = False
         self._undo_watch: Callable[[], None] = lambda: None
         self._store: TCPStore | None = None  # if this agent hosts it, it must live as long as its generation
+        atexit.register(self._leave_at_exit)
         scheduler.on_failure = lambda error: self._agent.end(error)
 
     def get_backend(self) -> str:
@@ -311,6 +313,7 @@ class SamebitsRendezvous(RendezvousHandler):
         if self._has_left:
             return True
         self._has_left = True
+        atexit.unregister(self._leave_at_exit)
         if not self._job or self.is_closed():
             self._agent.leave(on_purpose=True, text="torchrun has ended")
         elif (error := sys.exception()) is not None:
@@ -392,6 +395,13 @@ class SamebitsRendezvous(RendezvousHandler):
         return RendezvousInfo(store, place.rank, place.world_size, bootstrap)
 
     # ---- the end
+
+    def _leave_at_exit(self) -> None:
+        """Leave the job in a process that ends without a shutdown, which torch skips after SIGINT and SIGTERM.
+
+        The interpreter stops the agent's threads before the process ends, so the node would be considered hung.
+        """
+        self._agent.leave(on_purpose=False, text="torchrun was interrupted, as by Ctrl-C or SIGTERM", status=1)
 
     def _leave_finished(self) -> None:
         """After this agent's workers have finished, wait for those of all other agents."""
