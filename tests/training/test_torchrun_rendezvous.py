@@ -339,13 +339,16 @@ def test_an_endpoint_is_read_as_sched_host_is(
 
 
 def test_an_unfinished_job_with_another_number_of_nodes_is_refused_with_the_values_that_differ(
-    tmp_path: Path, endpoint: Endpoint, pool: ThreadPoolExecutor
+    tmp_path: Path, endpoint: Endpoint, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    said = list[str]()
+    monkeypatch.setattr(log, "warn", said.append)
     first, second = endpoint.agent("2"), endpoint.agent("2")
     all_meet(pool, first, second)
     for one in (first, second):
         one._scheduler.close()
     signal_process(scheduler_in(tmp_path), signal.SIGKILL)
+    within(lambda: any("is unreachable: ranks that train go on until" in one for one in said), "agents count no steps")
     for one in (first, second):
         endpoint.lose(one)
     with pytest.raises(RendezvousConnectionError, match="WORKER_NUM is 3 here and 2 there") as raised:
