@@ -535,6 +535,16 @@ def test_job_ended_by_its_own_script_reports_this() -> None:
     assert house.ended == JobEnded(EndKind.SCRIPT_FAILED, f"no worker is left; first cause: {first}")
 
 
+def test_end_after_one_of_two_workers_failed_counts_them() -> None:
+    house = training_house()
+    house.say_last("1", "failed at train.py:41: ValueError: loss is nan")
+    house.leave("1", on_purpose=False, text="ValueError: loss is nan")
+    house.stop("torchrun")
+    (ended,) = house.records(JobInterrupted)
+    assert ended.kind is EndKind.SCRIPT_FAILED
+    assert ended.cause.startswith("1 of 2 workers failed; first cause: rank 1 (node 1, ")
+
+
 def test_gradient_that_was_wrong_twice_puts_saved_points_in_doubt() -> None:
     """Found by an audit (AUDIT); the script is not at fault."""
     house = failed_house("samebits.errors.UnequalError: step 50: rank 1's gradient of 0.weight is not what …")

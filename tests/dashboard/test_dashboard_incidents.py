@@ -294,7 +294,7 @@ def stopped() -> State:
 
 
 def failed() -> State:
-    cause = "most workers failed; first cause: rank 2 failed first: ValueError: shape (software fault; the job ends)"
+    cause = "2 of 4 workers failed; first cause: rank 2 failed first: ValueError: shape (software fault; the job ends)"
     end = interruption(cause, 400, EndKind.SCRIPT_FAILED)
     return State(
         [lost_view(ended=end, phase="ending")],

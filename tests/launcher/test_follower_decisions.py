@@ -235,7 +235,7 @@ def test_death_and_restart_of_a_scheduler_are_reported_in_order() -> None:
 def test_schedulers_death_ends_nothing() -> None:
     scene = Scene()
     scene.scheduler_dies(stored=view(source=JOURNAL))
-    assert "the scheduler (pid 99) was killed by signal 9 (SIGKILL); training continues" in scene.said()
+    assert "the scheduler (pid 99) was killed by signal 9 (SIGKILL); the ranks go on" in scene.said()
     assert scene.following.result is None
     scene.following.found("scheduler", process(199), is_own=False)
     scene.following.linked()
@@ -478,7 +478,7 @@ def test_restarted_scheduler_that_cannot_start_leaves_training_alone() -> None:
     scene = Scene(linked=False, restarts=True)
     scene.scheduler_dies(Death(status=75), line="SCHED_PORT=8118 cannot be listened on", stored=view(source=JOURNAL))
     assert scene.signals == []
-    assert "training continues without it" in scene.said()
+    assert "the ranks go on until one of them is lost" in scene.said()
 
 
 NOBODY = view(workers=(), generation=0, alive=0, phase="filling; waiting for 0, 1, 2")
@@ -624,7 +624,7 @@ def test_training_does_not_start_without_a_scheduler() -> None:
     scene = starting()
     scene.scheduler_dies(stored=view(source=JOURNAL, phase="no scheduler", generation=0, alive=0))
     assert "; its workers wait for it. Fix: RECOVER brings it back" in scene.said()
-    assert "training continues" not in scene.said()
+    assert "the ranks go on" not in scene.said()
 
 
 def test_replacements_still_starting_when_the_scheduler_gave_up_are_not_ended() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import logging
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +16,11 @@ import pytest
 
 from samebits import config
 from samebits.__main__ import main
-from samebits.launcher import job_spec
+from samebits.errors import ListenError, SameBitsError
+from samebits.launcher import job_spec, kept_scheduler
 from samebits.launcher.kept_scheduler import KeptScheduler
 from samebits.launcher.scheduler_link import ask_once
+from samebits.net import address
 from samebits.service import log
 from samebits.store.process_identity import ProcessIdentity
 from tests.system.processes import environment_of_tests, found_below, free_port, signal_process
@@ -186,3 +191,36 @@ def test_a_scheduler_that_cannot_be_started_does_not_end_a_job_that_runs(place: 
     journal.write_bytes(whole)
     within(place.schedulers)
     assert failures == []
+
+
+def test_a_port_that_a_program_holds_which_is_no_scheduler_is_an_error_that_names_the_program(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(place.port)]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as stranger:
+        try:
+            within(lambda: address.folder_of_holder(place.port))
+            with pytest.raises(ListenError, match=rf"held by pid {stranger.pid} .*http.server") as raised:
+                place.keep()
+            assert raised.value.exit_code == 75
+            monkeypatch.setattr(address, "_holder", lambda _port: None)  # as if it were another user's
+            monkeypatch.setattr(address, "_listeners", lambda _port: [None])
+            monkeypatch.setattr(address, "_GREETING_S", 0.1)
+            monkeypatch.setattr(kept_scheduler, "HELD_S", 0.6)
+            failures = list[SameBitsError]()
+            place.keep().on_failure = failures.append
+            within(lambda: failures)
+            assert f"SCHED_PORT={place.port}" in str(failures[0]) and "unknown program" in str(failures[0])
+        finally:
+            stranger.kill()
+
+
+def test_a_process_that_is_about_to_start_a_scheduler_or_a_scheduler_of_another_user_is_no_stranger(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", place.port)):  # this process has loaded ZeroMQ, as every agent has
+        assert address.may_be_a_scheduler("127.0.0.1", place.port, at_once=True)
+    place.keep()
+    place.job()
+    monkeypatch.setattr(address, "_listeners", lambda _port: [None])
+    assert address.may_be_a_scheduler("127.0.0.1", place.port), "it answers as ZeroMQ does"

@@ -82,7 +82,9 @@ def test_only_a_killed_scheduler_is_restarted(job: ShellJob) -> None:
     job.wait_training()
     before = job.identities()
     job.kill("scheduler")
-    shell.wait_for(r"the scheduler \(pid \d+\) was killed by signal 9 \(SIGKILL\); training continues without it")
+    shell.wait_for(
+        r"the scheduler \(pid \d+\) was killed by signal 9 \(SIGKILL\); the ranks go on until one of them is lost"
+    )
     recover = job.recover()
     seen = job.wait_view(lambda view: view.term == 2 and view.alive == 3)
     assert seen.generation == 1
@@ -98,7 +100,7 @@ def test_scheduler_that_returned_and_finished_between_two_checks_is_accepted(job
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     job.kill("scheduler")
-    shell.wait_for(r"training continues without it")
+    shell.wait_for(r"the ranks go on until one of them is lost")
     shell.send(signal.SIGSTOP)
     recover = job.recover()
     job.wait_view(lambda view: view.term == 2 and view.alive == 3)
@@ -227,7 +229,7 @@ def test_other_jobs_scheduler_on_the_same_port_is_ignored(job: ShellJob, new_job
     shell = job.run(*ENDLESS)
     job.wait_training()
     job.kill("scheduler")
-    shell.wait_for("training continues without it")
+    shell.wait_for("the ranks go on until one of them is lost")
     second = new_job("second", SCHED_PORT=str(job.port))
     other = second.run(*UNTIL_TOLD, JOB_NAME="second")
     second.wait_training()
@@ -238,7 +240,7 @@ def test_other_jobs_scheduler_on_the_same_port_is_ignored(job: ShellJob, new_job
     assert "no scheduler answers at" in status.text
     recover = job.recover()
     recover.wait_for("the scheduler at SCHED_PORT=.* serves job .*, but this folder belongs to job")
-    recover.wait_for("the scheduler .* ended with status 75: .*; training continues without it")
+    recover.wait_for("the scheduler .* ended with status 75: .*; the ranks go on until one of them is lost")
     recover.send(signal.SIGINT)
     assert recover.end() == 78, recover.text
     assert "runs another job" not in recover.text, "reported already"

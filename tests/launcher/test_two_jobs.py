@@ -99,12 +99,12 @@ def test_job_whose_port_another_job_took_names_its_folder_and_resumes_once_it_st
     shell = first.run(*UNTIL_TOLD)
     first.wait_training()
     first.kill("scheduler")
-    shell.wait_for("training continues without it")
+    shell.wait_for("the ranks go on until one of them is lost")
     shell.process.kill()
     other = second.run(*ENDLESS)
     second.wait_training()
     again = first.recover()
-    held = f"another job's scheduler, started in {second.folder}; training continues without it. "
+    held = f"another job's scheduler, started in {second.folder}; the ranks go on until one of them is lost. "
     again.wait_for(re.escape(f"{held}Fix: `samebits stop` in {second.folder} frees the port; or") + ".*; then bash .*")
     again.process.kill()
     assert "worker_0" in first.running()

@@ -227,3 +227,14 @@ def test_error_of_a_ported_script_is_torchruns_first_cause(job: TorchrunJob) -> 
     assert "rank      : 1" in cause and "exitcode  : 1" in cause, log
     assert f'File "{PORTED}"' in cause and "ValueError: the loss is not a number" in cause, log
     job.wait(lambda: not found_below(job.folder), "all processes end")
+
+
+def test_exit_status_of_a_ported_script_is_torchruns_first_cause(job: TorchrunJob) -> None:
+    """The rank that exits leaves no error file, and its peer, which has one, ends because of it."""
+    job.script = PORTED
+    job.start("one", "--standalone", "--nproc-per-node=2", "--max-restarts=0")
+    job.wait(lambda: job.waits(10), "both ranks train")
+    (job.folder / "exit").touch()
+    assert job.agents["one"].wait(job.wait_s) == 1
+    cause = job.log("one").partition("Root Cause (first observed failure)")[2]
+    assert "rank      : 1" in cause and "exitcode  : 3" in cause, job.log("one")

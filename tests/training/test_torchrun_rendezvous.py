@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -21,6 +27,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from samebits.core.agent import agent_core as core_agent
 from samebits.core.messages import PROTOCOL
 from samebits.launcher.kept_scheduler import LOG_NAME
+from samebits.net.address import folder_of_holder
 from samebits.service import log
 from samebits.store.process_identity import ProcessIdentity
 from samebits.training.integrations import torchrun
@@ -55,12 +62,12 @@ class Endpoint:
     """Makes agents of one job, as torch's registry does."""
 
     def __init__(self) -> None:
-        self._port = free_port()
+        self.port = free_port()
         self._agents: list[SamebitsRendezvous] = []
 
     def agent(self, nodes: str, run_id: str = "ours") -> SamebitsRendezvous:
         least, _, most = nodes.partition(":")
-        parameters = RendezvousParameters("samebits", f"127.0.0.1:{self._port}", run_id, int(least), int(most or least))
+        parameters = RendezvousParameters("samebits", f"127.0.0.1:{self.port}", run_id, int(least), int(most or least))
         made = get_rendezvous_handler(parameters)
         assert isinstance(made, SamebitsRendezvous)
         self._agents.append(made)
@@ -134,6 +141,31 @@ def test_agents_meet_again_with_an_empty_store_and_a_standby_replaces_a_lost_age
     assert [(info.rank, info.world_size) for info in infos] == [(0, 2), (1, 2)]
 
 
+def test_an_agent_that_was_replaced_while_it_was_stopped_returns_as_a_standby(
+    tmp_path: Path, endpoint: Endpoint, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NODE_TIMEOUT", "2")
+    first, second, standby = endpoint.agent("2:3"), endpoint.agent("2:3"), endpoint.agent("2:3")
+    all_meet(pool, first, second)
+    joined = pool.submit(standby.next_rendezvous)
+    journal = tmp_path / "recovery" / LOG_NAME
+    within(lambda: "is here, 1 of 1 (SPARE_NUM)" in journal.read_text(), "the standby")
+    goes_on = threading.Event()
+    vars(second._agent)["life_sign"] = Mock(beat=lambda: goes_on.wait(WAIT_S))  # holds up its control thread
+    within(first.num_nodes_waiting, "the first agent hears of the loss")
+    first.next_rendezvous()
+    joined.result(WAIT_S)
+    goes_on.set()
+    within(second.num_nodes_waiting, "torch's agent there has to stop its workers")
+    returned = pool.submit(second.next_rendezvous)
+    within(lambda: journal.read_text().count("is here, 1 of 1 (SPARE_NUM)") == 2, "it is a standby")
+    assert first.num_nodes_waiting() == 0 and not returned.done() and not second.is_closed()
+    endpoint.lose(standby)
+    within(first.num_nodes_waiting, "the first agent hears of the next loss")
+    first.next_rendezvous()
+    assert returned.result(WAIT_S).world_size == 2
+
+
 def test_the_job_ends_when_the_workers_of_all_agents_have_and_the_next_one_starts_afresh(
     tmp_path: Path, endpoint: Endpoint, pool: ThreadPoolExecutor
 ) -> None:
@@ -173,6 +205,43 @@ def test_a_closed_rendezvous_ends_the_other_agents_with_its_exit_code_and_no_tra
     assert isinstance(raised.value, SystemExit) and raised.value.code == 78
 
 
+def test_a_node_whose_workers_followed_another_ones_failure_reports_the_first_cause(
+    endpoint: Endpoint, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+    monkeypatch.setattr(log, "warn", said.append)
+    monkeypatch.setattr(torchrun, "BLAME_S", 0.5)
+    first, second = endpoint.agent("2"), endpoint.agent("2")
+    all_meet(pool, first, second)
+
+    def ends(agent: SamebitsRendezvous, rank: int, status: int) -> None:
+        try:
+            raise ChildFailedError("train.py", {rank: ProcessFailure(0, 7 + rank, status, "")})
+        except ChildFailedError:
+            agent.shutdown()
+
+    failing = pool.submit(ends, second, 1, 3)
+    within(lambda: second._agent._is_dying, "the first failure is reported")
+    ends(first, 0, 1)
+    failing.result(WAIT_S)
+    told = [line for line in said if "first cause: " in line and "global rank 1 (pid 8) ended with status 3" in line]
+    assert len(told) == 2, said
+
+
+def test_an_interrupted_agent_which_torch_does_not_shut_down_leaves_at_once(
+    tmp_path: Path, endpoint: Endpoint, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered = list[Callable[[], None]]()
+    monkeypatch.setattr(atexit, "register", registered.append)
+    first, second = endpoint.agent("2"), endpoint.agent("2")
+    (at_exit,) = [one for one in registered if getattr(one, "__self__", None) is second]
+    all_meet(pool, first, second)
+    at_exit()
+    within(first.num_nodes_waiting, "the first agent hears of it")
+    assert "torchrun was interrupted" in (tmp_path / "recovery" / LOG_NAME).read_text()
+    endpoint.lose(second)
+
+
 def test_an_agent_that_does_not_belong_here_is_refused_with_both_values(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +249,7 @@ def test_an_agent_that_does_not_belong_here_is_refused_with_both_values(
     ours = endpoint.agent("1")
     ours.next_rendezvous()
     for other, message in (
-        (endpoint.agent("1", run_id="theirs"), "'theirs'.*'ours'"),
+        (endpoint.agent("1", run_id="theirs"), "'theirs'.*'ours'.*--rdzv-endpoint sets SCHED_HOST and SCHED_PORT"),
         (endpoint.agent("3"), "WORKER_NUM is 3 here and 1 there.*--nnodes"),
     ):
         with pytest.raises(RendezvousConnectionError, match=message) as raised:
@@ -233,6 +302,18 @@ def test_a_scheduler_that_cannot_serve_is_an_error_of_the_agent_that_started_it(
         endpoint.agent("1").next_rendezvous()
 
 
+def test_an_endpoint_that_a_program_holds_is_an_error_that_names_the_program_and_the_option(endpoint: Endpoint) -> None:
+    words = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(endpoint.port)]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as stranger:
+        try:
+            within(lambda: folder_of_holder(endpoint.port), "the program listens")
+            with pytest.raises(RendezvousConnectionError, match=rf"pid {stranger.pid} .*--rdzv-endpoint") as raised:
+                endpoint.agent("1")
+            assert isinstance(raised.value, SystemExit) and raised.value.code == 75
+        finally:
+            stranger.kill()
+
+
 @pytest.mark.parametrize(
     ("endpoint", "host", "port"),
     [
@@ -255,3 +336,23 @@ def test_an_endpoint_is_read_as_sched_host_is(
     assert (settings.sched_host, settings.sched_port) == (host, port)
     assert (settings.worker_num, settings.spare_num, settings.job_name, settings.topo_timeout_s) == (2, 3, "digits", 60)
     assert "MS_WORKER_NUM" not in environment and "MIN_WORKER_NUM" not in environment
+
+
+def test_an_unfinished_job_with_another_number_of_nodes_is_refused_with_the_values_that_differ(
+    tmp_path: Path, endpoint: Endpoint, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+    monkeypatch.setattr(log, "warn", said.append)
+    first, second = endpoint.agent("2"), endpoint.agent("2")
+    all_meet(pool, first, second)
+    for one in (first, second):
+        one._scheduler.close()
+    signal_process(scheduler_in(tmp_path), signal.SIGKILL)
+    within(lambda: any("is unreachable: ranks that train go on until" in one for one in said), "agents count no steps")
+    for one in (first, second):
+        endpoint.lose(one)
+    with pytest.raises(RendezvousConnectionError, match="WORKER_NUM is 3 here and 2 there") as raised:
+        endpoint.agent("3").next_rendezvous()
+    message = str(raised.value)
+    assert "status 72" in message and "move that folder away" in message and "--nnodes sets" in message
+    assert "SPARE_NUM is" not in message and "--fresh" not in message, "only what differs, and no other launcher"

@@ -182,14 +182,16 @@ class Ending:
             self.end_job(EndKind.STOPPED, f"stopped by {by}{cause}")
 
     def _give_up(self) -> None:
-        if self._ledger.state.final is not None:
+        ledger = self._ledger
+        if ledger.state.final is not None:
             self._all_are_through()
             return
         errors = self._own_errors()
         kind = EndKind.SCRIPT_FAILED if errors else EndKind.INTERRUPTED
         if WRONG_GRADIENT in errors:  # no script needs a correction, and the saved state is in doubt
             kind = EndKind.UNEQUAL
-        left = "most workers failed" if self._is_occupied() else NO_WORKER_LEFT
+        failed = f"{len(ledger.absent)} of {self._world.size()} workers failed"
+        left = failed if self._is_occupied() else NO_WORKER_LEFT
         self.end_job(kind, f"{left}; first cause: {self._causes.first_at_end or 'unknown'}")
 
     def _is_occupied(self) -> bool:

@@ -410,7 +410,7 @@ class Following:
         if self._scheduler_why and not self.is_closing and self._workers_run():
             view = self.view
             trains = view is not None and (view.phase == "training" or (view.from_journal and view.generation > 0))
-            continues = "training continues without it" if trains else "its workers wait for it"
+            continues = "the ranks go on until one of them is lost" if trains else "its workers wait for it"
             is_back = self.scheduler_runs()
             why, _, first = self._scheduler_why.partition(". Fix: ")
             then = "" if self.supervised else f"{self._recover} brings it back"

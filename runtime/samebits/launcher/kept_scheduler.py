@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from samebits import config
@@ -25,7 +25,7 @@ from samebits.errors import ListenError, SameBitsError, SchedulerUnreachableErro
 from samebits.launcher import job_spec
 from samebits.launcher.scheduler_link import at_address, decide_once, stop_once
 from samebits.launcher.spawning import execute
-from samebits.net.address import close_all, listen
+from samebits.net.address import close_all, listen, may_be_a_scheduler
 from samebits.net.address_book import addresses_now
 from samebits.printable import printable
 from samebits.scheduler_hosts import NotHostsError, names_one
@@ -36,6 +36,7 @@ from samebits.store import durable, private
 
 LOG_NAME = "scheduler.log"
 RETRY_S, LONGEST_RETRY_S = 0.5, 10.0
+HELD_S = 5.0  # how long a process that may be about to start a scheduler may hold the address without an answer there
 _SHOWN_BYTES = 4096
 
 
@@ -53,7 +54,7 @@ class KeptScheduler:
 
     Raises:
         SettingsError: a secret is required to listen on the address.
-        ListenError: this user may not listen on the port.
+        ListenError: this user may not listen on the port, or a program that is no scheduler holds it.
         StoreError: RECOVERY_PATH cannot be used.
     """
 
@@ -70,6 +71,8 @@ class KeptScheduler:
         self._job = ""  # set once a process here has a seat
         self._is_up = False
         self._is_over = False  # whether the job is over, or this object is closed
+        self._said = ""  # the last warning
+        self._taken_since: float | None = None  # since when another process holds the address
         self._child: tuple[int, int] | None = None  # pid and pidfd of the scheduler started here
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._pipe_lock, self._has_pipe = threading.Lock(), True
@@ -157,14 +160,21 @@ class KeptScheduler:
         try:
             sockets = listen(addresses, port)
         except ListenError as error:
-            if error.is_taken:
-                return
-            raise
+            if not error.is_taken or self._is_held_by_a_stranger(addresses, port):
+                raise
+            return
+        self._taken_since = None
         try:
             if self._make_way():
                 self._start([one.fileno() for one in sockets])
         finally:
             close_all(sockets)
+
+    def _is_held_by_a_stranger(self, addresses: Sequence[str], port: int) -> bool:
+        """Return whether a program holds the port that is no scheduler, and no process of a job that starts one."""
+        now = time.monotonic()
+        self._taken_since = now if self._taken_since is None else self._taken_since
+        return not may_be_a_scheduler(addresses[0], port, now - self._taken_since < HELD_S)
 
     def _is_ours_to_start(self) -> bool:
         """Return whether no other machine can have a scheduler of this job.
@@ -258,9 +268,10 @@ class KeptScheduler:
 
     def _failed(self, error: SameBitsError) -> None:
         """Report why no scheduler runs. This is only a warning once the job has begun, which can train without one."""
-        if self._job:
+        if self._job and str(error) != self._said:
+            self._said = str(error)
             log.warn(f"no scheduler can be started here for now: {error}")
-        else:
+        elif not self._job:
             self.on_failure(error)
 
     def _last_line(self) -> str:

@@ -21,6 +21,7 @@ from samebits.scheduler_hosts import NotHostsError
 
 BACKLOG = 4096
 _ATTEMPTS = 16
+_GREETING, _GREETING_S = b"\xff", 2.0  # the first byte that ZeroMQ sends on a new connection
 _LOOPBACK, _LOOPBACK_V6 = "127.0.0.1", "::1"
 _SHOWN_CHARACTERS = 80
 _SCHEDULER = (
@@ -142,7 +143,35 @@ def port_holder(port: int) -> str:
     """
     if (pid := _holder(port)) is not None:
         return f"pid {pid} ({printable(_command_of(pid), _SHOWN_CHARACTERS)})"
-    return "another process" if _listeners(port) else "another process, or one that ended a moment ago"
+    if _listeners(port):
+        return "an unknown program, of another user or in another container (this user may not see its pid)"
+    return "another process, or one that ended a moment ago"
+
+
+def may_be_a_scheduler(address: str, port: int, at_once: bool = False) -> bool:
+    """Return whether the process that listens on a local TCP port may be a scheduler, or about to start one.
+
+    Args:
+        address: the local address.
+        port: the port.
+        at_once: whether a process that loads ZeroMQ, or cannot be examined, may still start a scheduler. Otherwise it
+            must answer as ZeroMQ does.
+    """
+    listeners = _listeners(port)
+    pid = next((pid for pid in listeners if pid is not None), None)
+    if not listeners or (pid is not None and any(words in _command_of(pid) for words in _SCHEDULER)):
+        return True
+    try:
+        if pid is not None and "zmq" not in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
+            return False
+        if at_once:
+            return True
+        with socket.create_connection((address, port), _GREETING_S) as one:
+            return one.recv(1) == _GREETING
+    except FileNotFoundError:
+        return True  # it has ended
+    except OSError:
+        return at_once
 
 
 def folder_of_holder(port: int) -> Path | None:

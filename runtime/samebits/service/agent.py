@@ -112,6 +112,7 @@ AT_ONCE_S = 0.25  # a free seat is assigned within a few ms
 THREADS_S = 5.0  # how long a process may take to exit after its script, before its threads are logged
 LONELY_S = 2.0  # how long a worker looks for its scheduler before it logs this
 MOST_SAID = 64  # different reasons to leave an address, until a scheduler is found
+WITHOUT_SCHEDULER = "ranks that train go on until one of them is lost; everything else waits for the scheduler"
 COUNTDOWN_S = 5.0  # how often a process that waits for its seat logs the remaining time
 
 _MEMBER_LOST = "a member was lost: this generation is over"
@@ -665,9 +666,8 @@ class Agent:
                 self._stop_after(commits)
             case SchedulerAway():
                 self._is_away = True
-                log.warn(
-                    f"the scheduler is unreachable (step {self.step}): training continues, everything else waits for it"
-                )
+                at = f" (step {self.step})" if self.step else ""  # a spare, or torchrun's agent, counts none
+                log.warn(f"the scheduler is unreachable{at}: {WITHOUT_SCHEDULER}")
                 self.on_link(False)
             case SchedulerBack(term, away_s):
                 with self._changed:

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import samebits
 from samebits import config
+from samebits.errors import JobStoppedError
 from samebits.training.group import calling_place
 from samebits.training.process import context
 from samebits.training.process.torchrun_calls import TorchrunCalls
@@ -82,6 +84,7 @@ if "samebits" in sys.argv:  # a launcher passes on the folder in which it was st
     os.makedirs("outputs/run")
     os.chdir("outputs")
 import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 import samebits
 
 if "samebits" not in sys.argv:
@@ -116,3 +119,19 @@ def test_relative_folders_are_resolved_at_the_start(tmp_path: Path, launcher: li
     made = {one.name for one in tmp_path.iterdir()}
     assert made - {"device"} == {"ckpt_of_rank", "outputs", "recovery", "train.py"}
     assert list((tmp_path / "outputs").rglob("*")) == [tmp_path / "outputs" / "run"]
+
+
+def test_error_that_follows_another_ranks_is_later_for_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first cause may have no error file: torchrun then takes the time at which it sees the process end."""
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    told = JobStoppedError("stopped by rank 1")
+    context._record_for_torchrun(told, None, is_first=True)
+    first = ProcessFailure(0, 1, 87, str(path))
+    context._record_for_torchrun(told, None, is_first=False)
+    follower, cause = ProcessFailure(0, 1, 87, str(path)), ProcessFailure(1, 2, 3, str(tmp_path / "none"))
+    assert first.timestamp <= cause.timestamp < follower.timestamp
+    assert ChildFailedError("train.py", {0: follower, 1: cause}).get_first_failure()[0] == 1
+    assert "stopped by rank 1" in str(follower.message)

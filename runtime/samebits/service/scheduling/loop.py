@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from samebits.core.keys.key_records import KeyRecord
 from samebits.core.ledger import Policy, Trust
 from samebits.core.messages import KeyAnswer, StopJob
 from samebits.core.ready import JobEnded, Note, Ready, Send, Severity
-from samebits.core.restore import shown_name
+from samebits.core.restore import differing
 from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, SchedulerPaused, Seen, Tick
 from samebits.core.state import JobState
 from samebits.errors import (
@@ -280,11 +280,12 @@ class SchedulerService:
             )
         policy = replace(policy_of(settings), token=read_token(settings.log_dir))
         ours = dict(policy.settings)
-        if any(ours.get(name) != value for name, value in state.settings):  # this version may have more settings
+        known = tuple((name, ours[name]) for name, _ in state.settings if name in ours)  # this version may have more
+        if difference := differing(known, state.settings):
             raise ForeignFolderError(
-                f"RECOVERY_PATH={path} holds job {state.job} with {_shown(state.settings)}, but this scheduler "
-                f"was started with {_shown(policy.settings)}: start it with the job's values, or "
-                f"`{spelled('run', '--fresh')}`"
+                f"RECOVERY_PATH={path} holds job {state.job} ('there'), which was started with other settings than "
+                f"this scheduler ('here'): {difference}. Fix: start it with the job's values; or for a new job, move "
+                "that folder away, or set RECOVERY_PATH to another one"
             )
         # After the first seat, an empty journal means that it was lost, and the launcher's id is already used.
         has_begun = read_owner(settings.log_dir) is not None
@@ -584,7 +585,3 @@ def policy_of(settings: Settings) -> Policy:
         causes=cause_file.table_of(settings),
         restarts=settings.max_restarts > 0,
     )
-
-
-def _shown(settings: Iterable[tuple[str, str]]) -> str:
-    return ", ".join(f"{shown_name(name)}={value}" for name, value in settings)

@@ -9,6 +9,7 @@ next generation cannot see keys of the previous one.
 
 from __future__ import annotations
 
+import atexit
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -40,11 +41,14 @@ from samebits.errors import (
     JobFailedError,
     JobInterruptedError,
     JobStoppedError,
+    ListenError,
     RefusedError,
     SameBitsError,
+    SchedulerUnreachableError,
     ScriptFailedError,
     UntrainedError,
 )
+from samebits.printable import listed
 from samebits.service import log
 from samebits.service.agent import Agent
 from samebits.service.scheduler_address import address_towards
@@ -59,8 +63,15 @@ NO_ID = "none"
 """The run id that torchrun sets without --rdzv-id."""
 STORE_TIMEOUT_S = 60.0
 BLAME_S = 5.0  # how long a node whose workers failed waits for news that another node's workers failed first
+ANSWER_S = 2.0  # how long a node that has ended the job waits for the first cause
 _FINISHED = b"torchrun"
 _NOTHING_HELD = Holdings((), own_parts=False, numerics=())
+_OPTIONS = {
+    "--nnodes": ["WORKER_NUM", "SPARE_NUM", "MIN_WORKER_NUM", "MAX_WORKER_NUM"],
+    "--rdzv-id": ["JOB_NAME"],
+    "--rdzv-endpoint": ["SCHED_HOST", "SCHED_PORT"],
+}
+"""torchrun's options, with the variables that they set."""
 _ENDS_OF_THE_JOB = (JobStoppedError, JobInterruptedError, JobFailedError, ScriptFailedError, UntrainedError)
 
 
@@ -128,10 +139,25 @@ def _raise(error: SameBitsError) -> NoReturn:
         case _:
             kind = NoSeatError
     text = str(error)
-    if isinstance(error, RefusedError) and any(name in text for name in ("WORKER_NUM", "SPARE_NUM", "JOB_NAME")):
-        text += ". With torchrun, --nnodes sets WORKER_NUM and SPARE_NUM, and --rdzv-id sets JOB_NAME"
+    named = [
+        f"{option} sets {listed(names)}" for option, names in _OPTIONS.items() if any(name in text for name in names)
+    ]
+    if named and isinstance(error, RefusedError | ListenError | SchedulerUnreachableError):
+        text += f". With torchrun, {listed(named)}"
     log.warn(text)
     raise kind(text, error.exit_code) from None
+
+
+def _may_return(error: SameBitsError) -> bool:
+    return isinstance(error, FencedError) and error.may_return
+
+
+def _with_options(text: str) -> str:
+    """Return which options of torchrun set the variables that a message names."""
+    named = [
+        f"{option} sets {listed(names)}" for option, names in _OPTIONS.items() if any(name in text for name in names)
+    ]
+    return f". With torchrun, {listed(named)}" if named else ""
 
 
 # ---- settings
@@ -205,7 +231,7 @@ class SamebitsRendezvous(RendezvousHandler):
         self._parameters = parameters
         self._settings = settings
         self._scheduler = scheduler
-        self._agent = Agent(settings, settings.job_name, settings.device or "cpu")
+        self._agent = self._new_agent()
         self._job = ""  # set once the agent has a seat
         self._is_linked, self._link_lock = threading.Event(), threading.Lock()
         self._generation = 0
@@ -214,9 +240,8 @@ class SamebitsRendezvous(RendezvousHandler):
         self._has_left = False
         self._undo_watch: Callable[[], None] = lambda: None
         self._store: TCPStore | None = None  # if this agent hosts it, it must live as long as its generation
-        self._agent.on_break = self._interrupted
-        self._agent.on_link = self._linked
-        scheduler.on_failure = self._agent.end
+        atexit.register(self._leave_at_exit)
+        scheduler.on_failure = lambda error: self._agent.end(error)
 
     def get_backend(self) -> str:
         """Return the name of the backend."""
@@ -238,7 +263,11 @@ class SamebitsRendezvous(RendezvousHandler):
             elif failure := self._failures.take():
                 self._scheduler.record(f"torchrun on node {self._agent.node} restarts all workers: {failure}")
             while True:
-                place = self._agent.enter(_NOTHING_HELD)
+                try:
+                    place = self._agent.enter(_NOTHING_HELD)
+                except FencedError as fenced:
+                    self._come_back(fenced)
+                    continue
                 if isinstance(place, Point):
                     self._is_finished = True
                     log.say("the job is finished")
@@ -251,9 +280,9 @@ class SamebitsRendezvous(RendezvousHandler):
             _raise(error)
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 if the generation is over, which makes torch's agent restart its workers.
+        """Return 1 if the generation is over, which makes torch's agent stop its workers and meet again.
 
-        Standby agents do not count.
+        Standby agents do not count. An agent that was replaced while it was silent also meets again, as a standby.
 
         Raises:
             RendezvousError: no place is left for this agent.
@@ -263,6 +292,8 @@ class SamebitsRendezvous(RendezvousHandler):
         except GenerationEndedError:
             return 1
         except SameBitsError as error:
+            if _may_return(error):
+                return 1
             _raise(error)
         return 0
 
@@ -282,6 +313,7 @@ class SamebitsRendezvous(RendezvousHandler):
         if self._has_left:
             return True
         self._has_left = True
+        atexit.unregister(self._leave_at_exit)
         if not self._job or self.is_closed():
             self._agent.leave(on_purpose=True, text="torchrun has ended")
         elif (error := sys.exception()) is not None:
@@ -306,6 +338,27 @@ class SamebitsRendezvous(RendezvousHandler):
         with self._link_lock:
             self._scheduler.link(self._job, is_up=self._is_linked.is_set())
 
+    def _new_agent(self) -> Agent:
+        agent = Agent(self._settings, self._settings.job_name, self._settings.device or "cpu")
+        agent.on_break, agent.on_link = self._interrupted, self._linked
+        return agent
+
+    def _come_back(self, fenced: FencedError) -> None:
+        """Register again under a new session after a standby has taken this node's place.
+
+        torch's agent has stopped the workers of the earlier generation before it meets again.
+
+        Raises:
+            SameBitsError: this agent may not return, or gets no seat.
+        """
+        if not fenced.may_return:
+            raise fenced
+        log.warn(f"{fenced}: this agent registers again, as a standby")
+        self._undo_watch()
+        self._agent.leave(on_purpose=True, text="fenced", status=FencedError.exit_code)
+        self._agent, self._store = self._new_agent(), None
+        self._register()
+
     def _linked(self, is_up: bool) -> None:
         with self._link_lock:
             (self._is_linked.set if is_up else self._is_linked.clear)()
@@ -313,7 +366,8 @@ class SamebitsRendezvous(RendezvousHandler):
 
     def _interrupted(self, _reason: str) -> None:
         # The call acknowledges the end, since torch's agent checks only at its next poll, however long that takes.
-        if self._agent.verdict(0.0) is not None:
+        verdict = self._agent.verdict(0.0)
+        if verdict is not None and not _may_return(verdict):
             self._scheduler.let_go()
 
     def _meet(self, place: GenerationStarted) -> RendezvousInfo:
@@ -341,6 +395,13 @@ class SamebitsRendezvous(RendezvousHandler):
         return RendezvousInfo(store, place.rank, place.world_size, bootstrap)
 
     # ---- the end
+
+    def _leave_at_exit(self) -> None:
+        """Leave the job in a process that ends without a shutdown, which torch skips after SIGINT and SIGTERM.
+
+        The interpreter stops the agent's threads before the process ends, so the node would be considered hung.
+        """
+        self._agent.leave(on_purpose=False, text="torchrun was interrupted, as by Ctrl-C or SIGTERM", status=1)
 
     def _leave_finished(self) -> None:
         """After this agent's workers have finished, wait for those of all other agents."""
@@ -371,6 +432,9 @@ class SamebitsRendezvous(RendezvousHandler):
             verdict = None if status > 128 else self._agent.verdict(BLAME_S)
             if verdict is None:
                 self._stop_job(f"torchrun on node {self._agent.node}, which has no restart left")
+                verdict = self._agent.verdict(ANSWER_S)
+            if verdict is not None:  # torch's error shows only how the workers of this node failed
+                log.warn(str(verdict))
         self._agent.leave(on_purpose=False, text=text, status=status)
 
     def _stop_job(self, by: str) -> None:

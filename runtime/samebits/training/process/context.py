@@ -11,11 +11,13 @@ import atexit
 import contextlib
 import gc
 import importlib
+import json
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,6 +85,7 @@ OWN_ERROR_GRACE_S = 0.3
 If the program is at fault, the other ranks reach the same error and report it themselves. Without the delay they would
 be interrupted one step earlier and wait for a process that fails again.
 """
+_FOLLOWS_S = 10.0  # longer than a process takes from its failure until torchrun sees its end
 SETTLE_S = 1.0
 """Maximum wait of a fork for running collectives, since a collective may wait for a peer that waits for this process.
 """
@@ -507,12 +510,24 @@ _OWN_ERRORS = (UsageError, HiddenStateError, LayoutError, DivergenceError, Unequ
 """Errors of this package that end a rank by itself; other errors follow from the scheduler's decisions."""
 
 
-def _record_for_torchrun(error: BaseException, traceback: TracebackType | None) -> None:
-    """Write the error where torchrun looks for the first cause, as torch's ``@record`` does."""
+def _record_for_torchrun(error: BaseException, traceback: TracebackType | None, *, is_first: bool) -> None:
+    """Write the error where torchrun looks for the first cause, as torch's ``@record`` does.
+
+    torchrun considers the error with the earliest time the first cause. A process that ends because another has failed
+    may end before it, and a process that ends with ``sys.exit(3)`` has no file, only the time at which torchrun sees
+    its end. So the file of an error that is not the first cause gets a later time.
+    """
     try:
         raise error.with_traceback(traceback)
     except BaseException:  # torch formats the traceback of the exception being handled
         get_error_handler().record_exception(error)
+    path = config.torchrun_error_file()
+    if path is None or is_first:
+        return
+    with contextlib.suppress(OSError):
+        data = json.loads(path.read_text())
+        data["message"]["extraInfo"]["timestamp"] = str(int(time.time() + _FOLLOWS_S))
+        path.write_text(json.dumps(data))
 
 
 class _Ending:
@@ -585,7 +600,7 @@ class _Ending:
             self._previous_hook(kind, error, traceback)
             self._status = 1
         if config.torchrun_error_file() is not None:
-            _record_for_torchrun(error, traceback)
+            _record_for_torchrun(error, traceback, is_first=not is_told_to)
         if self.agent is not None and not is_told_to and _process is not None and _process.has_trained:
             self.agent.verdict(OWN_ERROR_GRACE_S)
 
