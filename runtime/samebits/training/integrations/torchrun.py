@@ -139,11 +139,8 @@ def _raise(error: SameBitsError) -> NoReturn:
         case _:
             kind = NoSeatError
     text = str(error)
-    named = [
-        f"{option} sets {listed(names)}" for option, names in _OPTIONS.items() if any(name in text for name in names)
-    ]
-    if named and isinstance(error, RefusedError | ListenError | SchedulerUnreachableError):
-        text += f". With torchrun, {listed(named)}"
+    if isinstance(error, RefusedError | ListenError | SchedulerUnreachableError):
+        text += _with_options(text)
     log.warn(text)
     raise kind(text, error.exit_code) from None
 
