@@ -135,6 +135,8 @@ def test_killed_worker_is_replaced_by_the_spare(job: RayJob, undisturbed: Callab
     kill(job.identity("worker_2"))
     job.wait_for("scheduler", "spare 3 .* takes slot 2 of worker 2", timeout_s=ENDS_S)
     assert job.finish() == undisturbed(*TRAINED, workers=HOSTS)
+    job.process = job.start()  # a job that has ended leaves nothing that the next command would wait for
+    assert job.finish() == undisturbed(*TRAINED, workers=HOSTS)
 
 
 @pytest.mark.thorough

@@ -76,7 +76,7 @@ def test_only_one_process_at_a_time_and_no_other_job(tmp_path: Path) -> None:
     scheduler.close(is_over=False)
     with Journal.open(tmp_path / "other")[0] as journal:
         journal.append([records.SCHEMA.pack(records.JobCreated("job", "train.py", (("WORKER_NUM", "4"),)))])
-    with pytest.raises(ForeignFolderError, match="WORKER_NUM=4"):
+    with pytest.raises(ForeignFolderError, match="WORKER_NUM is 1 here and 4 there"):
         SchedulerThread(settings_in(tmp_path, RECOVERY_PATH=str(tmp_path / "other")))
 
 

@@ -16,6 +16,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import itertools
 import os
 import secrets
 import select
@@ -259,6 +260,8 @@ def run(words: Sequence[str], hosts: int, per_host: int, *, folder: Path | None 
         if not actors:
             return 128 + signal.SIGINT
         status = _follow(ray, actors, signals)
+    for actor in actors:  # before the group is removed, because Ray would then wait for a place to restart them
+        ray.kill(actor, no_restart=True)
     with contextlib.suppress(ValueError):  # an actor that its driver had left has removed the group
         ray.util.remove_placement_group(ray.util.get_placement_group(name))
     return status
@@ -279,6 +282,11 @@ def _running(ray: Any, name: str, folder: Path, words: Sequence[str], hosts: int
         first = ray.get_actor(f"{name}-host0", NAMESPACE)
     except ValueError:
         return []
+    try:
+        ray.util.get_placement_group(name)
+    except ValueError:  # the job has ended, but Ray waits for a place to restart its actors
+        _end_actors(ray, name)
+        return []
     require_same(folder, words, hosts)
     try:
         return [first, *(ray.get_actor(f"{name}-host{rank}", NAMESPACE) for rank in range(1, hosts))]
@@ -287,6 +295,13 @@ def _running(ray: Any, name: str, folder: Path, words: Sequence[str], hosts: int
             f"--on ray: the job in {folder} is being started, or has just ended ({str(error).splitlines()[0]}). Fix: "
             "repeat this command in a minute"
         ) from None
+
+
+def _end_actors(ray: Any, name: str) -> None:
+    """End what is left of a job's actors."""
+    with contextlib.suppress(ValueError):  # no actor has this name
+        for rank in itertools.count():
+            ray.kill(ray.get_actor(f"{name}-host{rank}", NAMESPACE), no_restart=True)
 
 
 def require_same(folder: Path, words: Sequence[str], hosts: int) -> None:
