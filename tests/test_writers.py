@@ -38,6 +38,7 @@ WRITERS = {
     "store/checkpoint/object_store.py:_upload": "an object of a store, no file of this machine",
     "store/process_identity.py:find_memory": "memory of a process of this user's, by its descriptor under /proc",
     "service/process_state.py:__init__": "memory of a process of this user's, by its descriptor under /proc",
+    "training/process/context.py:_record_for_torchrun": "torchrun's error file, which torch has just written",
     "commands/doctor.py:folder": "a new folder of its own, removed at once",
     "training/integrations/ray_train.py:copy": "a checkpoint's files into a folder of this job's",
     "ray.py:to_directory": "a checkpoint's files into the folder that the caller names",

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import gc
 import importlib
-import json
 import multiprocessing
 import os
 import signal
@@ -27,7 +26,7 @@ from typing import NoReturn
 import torch
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from samebits import config
+from samebits import config, strict_json
 from samebits.config import Role, Settings
 from samebits.core.messages import Admitted, GenerationStarted, RankPosition
 from samebits.core.replacement_names import root_of
@@ -524,10 +523,10 @@ def _record_for_torchrun(error: BaseException, traceback: TracebackType | None, 
     path = config.torchrun_error_file()
     if path is None or is_first:
         return
-    with contextlib.suppress(OSError):
-        data = json.loads(path.read_text())
+    with contextlib.suppress(OSError, ValueError):
+        data = strict_json.loads(path.read_text())
         data["message"]["extraInfo"]["timestamp"] = str(int(time.time() + _FOLLOWS_S))
-        path.write_text(json.dumps(data))
+        path.write_text(strict_json.dumps(data))
 
 
 class _Ending:
