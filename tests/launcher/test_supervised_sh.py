@@ -10,6 +10,8 @@ import pytest
 
 from samebits.account.job_view import JobView
 from samebits.errors import JobInterruptedError, JobStoppedError
+from samebits.launcher.processes import send_signal
+from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.shell_job import POLL_S, UNTIL_TOLD, WAIT_S, Shell, ShellJob
 from tests.service.house import remove_folder
 
@@ -76,8 +78,13 @@ def test_job_survives_the_removal_of_its_recovery_folder(job: ShellJob) -> None:
     assert "This scheduler rewrites everything there from memory" in job.log("scheduler")
     remove_folder(job.folder / "recovery")
     job.kill("scheduler")
+    job.wait_view(lambda view: view.job != began.job)  # until the job is rebuilt
+    follower = ProcessIdentity.of(shell.process.pid)
+    assert follower is not None
+    send_signal(follower, signal.SIGSTOP)  # it does not learn that the job is rebuilt before worker 2 has died
     job.wait_view(lambda view: trains(view, "0", "1.1", "2") and (view.job, view.term > 1) == (began.job, True))
     job.kill("worker_2")
+    send_signal(follower, signal.SIGCONT)
     job.wait_view(lambda view: trains(view, "0", "1.1", "2.1"))
     job.let_finish()
     assert shell.end() == 0, shell.text

@@ -60,7 +60,7 @@ class Folder:
         self.supervisor.died(Dead(name, identity, f"{name} died", status, loss), now)
 
     def start(self, now: float = 0.0, job: str = JOB) -> list[Started]:
-        return self.supervisor.start_due(now, job=job)
+        return self.supervisor.start_due(now, job=lambda: job)
 
     @property
     def nodes(self) -> tuple[str, ...]:

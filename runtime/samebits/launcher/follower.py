@@ -593,10 +593,18 @@ class Follower:
         """
         return () if self._scheduler_judged else (SCHEDULER,)
 
+    def _present_job(self) -> str:
+        """Return the id of the job; empty if unknown.
+
+        The journal comes first. A scheduler that finds none begins under a new id before it rebuilds the job from its
+        workers, and the last view may still show that id.
+        """
+        view = self._stored_view() or self._following.view
+        return "" if view is None else view.job
+
     def _start_due(self, supervisor: Supervisor, now: float) -> None:
         try:
-            view = self._following.view
-            started = supervisor.start_due(now, job=view.job if view is not None else "", but=self._not_yet())
+            started = supervisor.start_due(now, job=self._present_job, but=self._not_yet())
         except SameBitsError as error:
             self._screen.say(f"{error}; it is retried until it succeeds")
             self._start_failed = True

@@ -15,7 +15,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -338,8 +338,10 @@ class Supervisor:
         """Return when ``start_due`` must be called even if nothing happens, or None."""
         return min((at for name, (at, _) in self._due.items() if name not in but), default=None)
 
-    def start_due(self, now: float, *, job: str, but: Sequence[str] = ()) -> list[Started]:
-        """Start the processes of this job that are due, except the names in ``but``, which stay due.
+    def start_due(self, now: float, *, job: Callable[[], str], but: Sequence[str] = ()) -> list[Started]:
+        """Start the processes that are due, except the names in ``but``, which stay due.
+
+        ``job`` returns the id of the job, or an empty string if it is unknown.
 
         A start that fails is retried at increasing intervals, with fewer messages, until it succeeds.
 
@@ -352,7 +354,7 @@ class Supervisor:
             return []
         try:
             with StartLock(self._settings.log_dir, wait=False):
-                started = self._start(due, job)
+                started = self._start(due, job())
         except BusyError:
             self._due.update((name, (now + BUSY_RETRY_S, self._due[name][1])) for name in due)
             return []
