@@ -74,7 +74,7 @@ def test_job_survives_the_removal_of_its_recovery_folder(job: ShellJob) -> None:
     began = job.wait_training()
     remove_folder(job.folder / "recovery")
     job.kill("worker_1")
-    job.wait_view(lambda view: trains(view, "0", "1.1", "2"))
+    job.wait_view(lambda view: trains(view, "0", "1.1", "2") and view.workers[1].step > (view.restore_step or 0))
     assert "This scheduler rewrites everything there from memory" in job.log("scheduler")
     remove_folder(job.folder / "recovery")
     job.kill("scheduler")
