@@ -30,6 +30,7 @@ class Copies:
         self._rng = world.random_of("copies")
         self._are_sent = self._rng.random() < 0.5
         self._takes_s = self._rng.choice((0.01, 0.3, 5.0))
+        self._on_their_way: set[tuple[str, Point]] = set()  # by sender
         self._kept: dict[tuple[str, str], dict[int, list[Point]]] = {}  # by job and host, then by slot
         chance = world.random_of("commits in memory")
         self._every = chance.choice((0, chance.randint(1, 3)))
@@ -42,8 +43,13 @@ class Copies:
             return
         keeper = self._member(worker.agent.job, started.generation, started.buddy)
         if keeper is not None:
+            self._on_their_way.add((worker.session, point))
             takes_s = self._rng.uniform(0.001, self._takes_s)
             self._world.after(takes_s, self._arrive, worker, keeper, started.slot, point)
+
+    def is_sent(self, worker: Worker, point: Point) -> bool:
+        """Return whether a copy of this worker's point is on its way."""
+        return (worker.session, point) in self._on_their_way
 
     def _member(self, job: str, generation: int, rank: int) -> Worker | None:
         for other in self._world.workers:
@@ -52,12 +58,14 @@ class Copies:
         return None
 
     def _arrive(self, worker: Worker, keeper: Worker, slot: int, point: Point) -> None:
+        self._on_their_way.discard((worker.session, point))
         if not worker.is_alive or not keeper.is_alive:
             return
         self._world.note("copied", keeper, slot, point)
         kept = self._kept.setdefault((keeper.agent.job, keeper.process.host), {})
         others = [one for one in kept.get(slot, []) if one != point and not is_abandoned(one, point)]
         kept[slot] = [*others, point][-KEPT:]
+        worker.handed_over(point)
 
     def kept_on(self, job: str, host: str) -> tuple[Copy, ...]:
         """Return what a process there finds."""

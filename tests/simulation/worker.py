@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 
 CLOCK_STEP_S = 1e-6
 END_GRACE_S = 10.0
+HAND_OVER_S = 20.0
 FIRST_COMMITS, LAST_SAVES = 3, 8
 NUMERICS: Pairs = (("threads", "1"), ("torch", "2.13.0"))
 
@@ -138,6 +139,7 @@ class Worker:
         self._is_dirty = False  # between a step and its commit: that memory is incomplete
         self._leaves_at_commit = False
         self.is_asked = False  # to leave the job, at its next commit
+        self._handing_over: Point | None = None  # it leaves once its buddy has this point
         self.commits = 0
         self.commits_here = 0  # in its generation
         self.stops_after = 0  # the commit after which it stops; 0: it was not asked
@@ -230,6 +232,7 @@ class Worker:
             and not self.is_paused
             and self.thread.hold is None
             and not self.waits_at_commit
+            and self._handing_over is None
         )
 
     @property
@@ -526,7 +529,7 @@ class Worker:
         self.stage, self._waiting_at = Stage.RENDEZVOUS, self.world.now
         if self._is_dirty:
             self.memory, self._is_dirty = None, False
-        self._come(self.agent.offered_place, look=not self.world.mix.has_memory)
+        self._come(self.agent.offered_place, look=not self._remembers)
 
     def _enter_again(
         self, place: RankPosition | None, look: bool, committed: Point | None, offered: RoundId | None
@@ -535,7 +538,7 @@ class Worker:
         if self._held(self._enter_again, place, look, committed, offered) or self.stage is not Stage.RENDEZVOUS:
             return
         if offered == self.agent.offered:
-            self._come(place, look=look or not self.world.mix.has_memory, committed=committed)
+            self._come(place, look=look or not self._remembers, committed=committed)
 
     def _come(self, place: RankPosition | None, *, look: bool, committed: Point | None = None) -> None:
         mix, slot = self.world.mix, self.agent.slot
@@ -550,7 +553,7 @@ class Worker:
         points = disk.held() if look else ()
         if committed in points and not mix.has_own_parts and mix.sharding is None:
             points = tuple(point for point in points if point >= committed)  # older ones are not even read
-        live = self.memory if mix.has_memory else None
+        live = self.memory if self._remembers else None
         copies = self.world.copies.kept_on(self.agent.job, self.process.host) if look else ()
         kept = self.world.copies.commits_of(self.agent.job, self.process.host, slot)
         holdings = Holdings(points, mix.has_own_parts, NUMERICS, blob, place, live, look, copies=copies, kept=kept)
@@ -619,11 +622,36 @@ class Worker:
             if self.stage is not Stage.TRAINING:
                 return
             if self.is_asked:
-                self._leave(on_purpose=True, text="it was asked to")
+                self._hand_over()
             elif self._leaves_at_commit:
                 self._leave_group(at_commit=True)
             elif self._is_at_stop:
                 self._agent_step(Observed(StopsAfter(self.stops_after, is_there=True)))
+
+    @property
+    def _remembers(self) -> bool:
+        """Whether it remembers its last commit; with a sharded state, every process does."""
+        return self.world.mix.has_memory or self.world.mix.sharding is not None
+
+    def _hand_over(self) -> None:
+        """Save the last commit, and leave once its buddy has a copy, or after a while."""
+        self._handing_over = point = Point(self.step, self.generation)
+        is_alone = self.world.mix.sharding is not None or self.world.mix.has_own_parts  # no other rank has all of it
+        if is_alone and self.stage is Stage.TRAINING:
+            if point not in self._in_hand:
+                self._in_hand.append(point)
+            self._flush()
+            if self.world.copies.is_sent(self, point):
+                self.world.after(HAND_OVER_S, self.handed_over, point)
+                return
+        self.handed_over(point)
+
+    def handed_over(self, point: Point) -> None:
+        """Its buddy has this point, or does not answer."""
+        if self._held(self.handed_over, point) or self.stage is not Stage.TRAINING:
+            return
+        if point == self._handing_over:
+            self._leave(on_purpose=True, text="it was asked to")
 
     def _compare(self, *, is_save: bool) -> None:
         """Report the state's digest if commits of this kind are compared."""

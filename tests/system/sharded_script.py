@@ -183,6 +183,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--interval", type=int, default=5, help="steps between checkpoints")
     parser.add_argument("--rng", default="per_step")
+    parser.add_argument("--buddies", action="store_true", help="keep copies as if every rank were on its own host")
     parser.add_argument("--mesh", type=int, nargs="+", default=(), metavar="SIZE")
     parser.add_argument("--hold", type=int, default=0, metavar="STEP", help="see Held")
     parser.add_argument("--hold-step", type=int, default=0, metavar="STEP", help="see HeldBeforeItsStep")
@@ -221,7 +222,9 @@ def main() -> None:
         epoch=0,
         step=0,
         rng=args.rng,
-        checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=args.interval, keep_checkpoint_max=3),
+        checkpoint=samebits.CheckpointConfig(
+            save_checkpoint_steps=args.interval, keep_checkpoint_max=3, buddy_copies=args.buddies or "auto"
+        ),
     )
     if args.hold:
         Held(args.hold, lambda: state.step + 1, args.marks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 
 from samebits.__main__ import main
 from samebits.errors import JobStoppedError
-from tests.system.job import Job
+from samebits.store.checkpoint import SHARED_MEMORY
+from samebits.store.checkpoint.memory_room import room_path
+from samebits.store.owner import read_owner
+from tests.system.job import WAIT_S, Job
 from tests.system.kill_list import replace
 from tests.system.processes import Command, WarmStarter
 
@@ -67,6 +71,34 @@ def test_a_killed_process_costs_at_most_one_step_if_every_commit_is_copied(
     assert set(redone) <= {"1"}, job.tails()
     assert len(job.matches(0, "seated:")) == 1  # a survivor keeps its process
     assert not job.memory_rooms()
+
+
+LEFT_BY_SIGTERM = 143
+
+
+def test_a_rank_that_leaves_hands_its_shard_over_to_another_host(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    """Its checkpoints and its memory are gone before its successor starts, as if that were on another host."""
+    trained = ("--steps", "20", "--interval", "1000", "--rng", "saved", "--buddies")
+    alone = new_job(*trained, script=SCRIPT, workers=WORKERS, settings={"ENABLE_RECOVERY": "0"})
+    alone.start()
+    gate = ("--gate", "11", "--marks", str(tmp_path))
+    settings = {"SHARD_COPY_EVERY": "off", "REGISTER_COOLDOWN": "0"}
+    job = new_job(*trained, *gate, script=SCRIPT, workers=WORKERS, settings=settings)
+    job.start()
+    job.wait_for_step(10, 2)
+    job.worker(2).signal(signal.SIGTERM)
+    (tmp_path / "gate").touch()
+    assert job.worker(2).wait(WAIT_S) == LEFT_BY_SIGTERM
+    checkpoints = job.checkpoints / "2"
+    owner = read_owner(checkpoints)
+    assert owner is not None
+    shutil.rmtree(room_path(SHARED_MEMORY, owner.job, 2))
+    shutil.rmtree(checkpoints)
+    job.start_worker(2)
+    assert job.wait_finished() == alone.wait_finished()
+    assert job.matches(2, r"the last commit \(step 11\) is on disk and on another host")
+    assert job.matches(2, "rank 2 of 3 continues from step 11"), job.tails()
+    assert not [rank for rank in job.ranks if job.matches(rank, "to be repeated")], job.tails()
 
 
 def test_flip_in_a_shard_that_no_other_rank_holds_is_named_and_changes_no_bit(

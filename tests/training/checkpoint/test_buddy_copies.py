@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from samebits.service.copies.buddy import CopyListener, brief_of
 from samebits.service.log import LOGGER
 from samebits.store.checkpoint import MemoryRoom, copied_slots, points_in_memory
 from samebits.store.checkpoint.memory_room import RoomKind
+from samebits.training.checkpoint import rank_checkpoints
 from samebits.training.checkpoint.kept_copies import KeptCopies
 from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
 from samebits.training.state import snapshot
@@ -194,6 +196,31 @@ def test_stalled_buddy_delays_no_save_and_is_reported_once(
 
     wait_until(is_mended)
     assert caplog.messages[1:] == ["checkpoints are copied to this rank's buddy again"]
+
+
+def test_point_is_handed_over_once_the_buddy_has_all_of_it(ranks: tuple[Rank, Rank]) -> None:
+    exchanged(ranks, 1)
+    os.kill(ranks[1].writer(), signal.SIGSTOP)
+    ranks[0].save(2, 200_000)
+    ranks[0].checkpoints.flush()
+    with ThreadPoolExecutor() as pool:
+        handing_over = pool.submit(ranks[0].checkpoints.hand_over, Point(2, 1))
+        os.kill(ranks[1].writer(), signal.SIGCONT)
+        assert handing_over.result(WAIT_S) == ""
+    assert 2 in ranks[1].kept()
+    assert ranks[0].checkpoints.hand_over(Point(2, 1)) == ""
+
+
+def test_process_does_not_leave_its_point_to_nobody(ranks: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_checkpoints, "HAND_OVER_S", 0.2)
+    assert ranks[0].checkpoints.hand_over(Point(1, 1)) == "no copies are sent"
+    exchanged(ranks, 1)
+    assert ranks[0].checkpoints.hand_over(Point(2, 1)) == "it was not copied to memory first"
+    os.kill(ranks[1].writer(), signal.SIGSTOP)
+    ranks[0].save(2)
+    ranks[0].checkpoints.flush()
+    assert ranks[0].checkpoints.hand_over(Point(2, 1)) == "no confirmation within 0.2 s"
+    os.kill(ranks[1].writer(), signal.SIGCONT)
 
 
 def test_killed_writer_is_replaced_by_one_that_copies(ranks: tuple[Rank, Rank]) -> None:

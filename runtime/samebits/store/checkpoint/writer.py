@@ -27,9 +27,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -207,6 +209,8 @@ class Writer:
         self._inherited = tuple(inherited)
         self._brief: bytes | None = None
         self._copies: list[str] = []  # outcomes of copies: a problem, or empty
+        self._submitted: tuple[int, Point] | None = None  # the last slot
+        self._last_copy = (0, "")  # the last outcome of a copy, with the slot's sequence number
         _open_writers.add(self)
 
     @property
@@ -250,7 +254,7 @@ class Writer:
             link = self._start()
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # already dead; reported by outcome()
                 link.send(message)
-        self._in_hand = (sequence, point)
+        self._in_hand = self._submitted = (sequence, point)
 
     def outcome(self, *, wait: bool) -> SaveOutcome | None:
         """Return the outcome of the current save; None if it is not known yet or there is no save."""
@@ -292,6 +296,8 @@ class Writer:
 
     def brief(self, words: bytes) -> None:
         """Send words to the companion of this writer process and of every later one."""
+        if words != self._brief:
+            self._last_copy = (0, "")  # another buddy has no copies yet
         self._brief = words
         if self._link is not None:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead; the next process gets it
@@ -306,6 +312,24 @@ class Writer:
             self._hear(wait=False)
         heard, self._copies = self._copies, []
         return heard
+
+    def await_copy(self, point: Point, within_s: float) -> str:
+        """Wait until the companion has copied this point, and return a problem, or empty for success.
+
+        Args:
+            point: the last point that was submitted; its save is no longer in progress.
+            within_s: how long to wait at most.
+        """
+        if self._submitted is None or self._submitted[1] != point:
+            return "it was not copied to memory first"
+        deadline = time.monotonic() + within_s
+        while self._last_copy[0] < self._submitted[0]:
+            left_s = deadline - time.monotonic()
+            if self._link is None or left_s <= 0 or not select.select([self._link], [], [], left_s)[0]:
+                return f"no confirmation within {within_s:g} s"
+            if self._hear(wait=False) is not None:  # no save is in progress, so this is the writer's end
+                return "its writer has ended"
+        return self._last_copy[1]
 
     def _hear(self, *, wait: bool) -> tuple[str, int, str] | None:
         """Return the next message about a save, or None; messages about anything else are stored."""
@@ -322,6 +346,7 @@ class Writer:
             what, of, text, points = msgpack.unpackb(message)
             if what in ("copied", "uncopied"):
                 self._copies.append(str(text))
+                self._last_copy = (of, str(text))
             elif what == "damaged":
                 self._damaged.update(dict.fromkeys(_points_of(points), str(text)))
             elif what == "pruned":

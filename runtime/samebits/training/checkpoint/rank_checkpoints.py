@@ -344,6 +344,15 @@ class RankCheckpoints:
         if self._saves.is_busy:
             self._hear(self._saves.outcome(wait=True))
 
+    @property
+    def has_buddy(self) -> bool:
+        """Whether another rank keeps copies of this rank's points."""
+        return self._saves.has_buddy
+
+    def hand_over(self, point: Point) -> str:
+        """Wait until the buddy has this point, which is durable; return a problem, or empty for success."""
+        return self._saves.await_copy(point)
+
     def _hear(self, outcome: SaveOutcome | None) -> None:
         if outcome is not None:
             if outcome.problem is None:
@@ -514,6 +523,8 @@ def _has_room_for(size_bytes: int) -> bool:
     return left is None or left >= size_bytes
 
 
+HAND_OVER_S = 20.0
+"""Maximum wait of a leaving process until its buddy has its last commit."""
 HASHED_SOON_S = 10.0
 """Maximum wait of a restarted process for the predecessor's writer to finish hashing."""
 _POLL_S = 0.01  # polling interval, since a process cannot wait for a change in shared memory
@@ -554,6 +565,17 @@ class AsyncSaves:
     def keeps_two(self) -> bool:
         """Whether two points stay in memory: a buddy's copy may be on its way while the next save is made."""
         return self._brief is not None
+
+    @property
+    def has_buddy(self) -> bool:
+        """Whether another rank keeps copies of the points in memory."""
+        return self._brief is not None and bool(self._brief.keeper)
+
+    def await_copy(self, point: Point) -> str:
+        """Wait until the buddy has a copy of this point; return a problem, or empty for success."""
+        if self._writer is None or not self._is_copying:
+            return "no copies are sent"
+        return self._writer.await_copy(point, HAND_OVER_S)
 
     @property
     def is_busy(self) -> bool:

@@ -519,19 +519,37 @@ class StatePoints:
         log.warn(f"goes back from step {before} to step {kept.point.step}, at which all ranks were equal")
         return kept.point
 
-    def save_last_commit(self) -> None:
-        """Save the last commit before this process exits alone, so that the other ranks need not repeat it."""
+    def save_last_commit(self, *, leaves: bool = False) -> None:
+        """Save the last commit before this process exits alone, so that the other ranks need not repeat it.
+
+        Args:
+            leaves: this process's successor may be on another host, which does not see this one's disk. So the buddy
+                must have the last commit first, if it contains anything that no other rank has.
+        """
         if self.generation is None or self._folder is None:
             return
         point = self._state.recall()
-        if point is None or self._folder.has_on_disk(point):
+        if point is None:
             return
+        hands_over = leaves and self._folder.has_buddy and (self._state.shards() or self._state.has_own_parts)
         try:
-            devices.require_sound(self._process.device)  # else copying from it may fail, or never end
-            if self._save(point, durable=True):
-                log.say(f"the last commit (step {point.step}) is on disk")
+            is_saved = self._folder.has_on_disk(point)
+            if is_saved and not hands_over:
+                return
+            if not is_saved:
+                devices.require_sound(self._process.device)  # else copying from it may fail, or never end
+                self._save(point, durable=not hands_over)
+                if not self._folder.has_on_disk(point):
+                    log.warn(f"the last commit (step {point.step}) is not saved: see the warning before this line")
+                    return
+            if hands_over and (problem := self._folder.hand_over(point)):
+                log.warn(
+                    f"the last commit (step {point.step}) is on this host's disk only: its copy did not reach another "
+                    f"host: {problem}"
+                )
             else:
-                log.warn(f"the last commit (step {point.step}) is not saved: see the warning before this line")
+                where = "on disk and on another host" if hands_over else "on disk"
+                log.say(f"the last commit (step {point.step}) is {where}")
         except (CheckpointError, DeviceLostError, UsageError) as error:
             log.warn(f"the last commit (step {point.step}) could not be saved: {error}")
 

@@ -123,7 +123,7 @@ class ElasticRun:
             except UnequalError:
                 raise  # no rank may continue from this rank's last commit
             except BaseException:
-                self._points.save_last_commit()
+                self._points.save_last_commit(leaves=self._process.departure.has_left)
                 raise
             self._come_back(reason)
 
