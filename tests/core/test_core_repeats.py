@@ -100,7 +100,6 @@ def test_step_is_new_outside_training() -> None:
         lambda house: house.leave("0"),
         lambda house: house.join("0", round_id=RoundId(1, 1)),
         lambda house: house.publish("0", b"blob"),
-        lambda house: house.stall(60.0),
         lambda house: house.step(StopJob("the test")),
         lambda house: house.beat("0", Activity.WAITING),
         lambda house: house.tick(6.0),
@@ -113,11 +112,12 @@ def test_any_event_makes_the_next_heartbeat_new(happens: Callable[[House], objec
     assert not is_repeated(house, message)
 
 
-def test_quiet_tick_and_other_heartbeats_cause_no_such_event() -> None:
+def test_quiet_tick_pause_and_other_heartbeats_cause_no_such_event() -> None:
     house = training_house()
     message = known_beat(house)
     house.step(Tick())
     house.beat("0", step=3)
+    house.stall(60.0)
     assert is_repeated(house, message)
 
 

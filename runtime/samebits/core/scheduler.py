@@ -346,6 +346,8 @@ class SchedulerCore:
         accepted, self._accepted = self._accepted, None
         if isinstance(event, Received) and isinstance(event.message, KeyCall) and ready.is_about_keys:
             return
+        if isinstance(event, SchedulerPaused):  # only extends waits; a scheduler that is late has no time to start anew
+            return
         if not ready.is_empty:
             self._repeats.forget()
         elif isinstance(event, Received) and isinstance(event.message, Heartbeat):
