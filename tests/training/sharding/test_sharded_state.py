@@ -111,6 +111,22 @@ def test_each_rank_gets_its_own_pieces_back(rank: int) -> None:
         fresh.optimizer.step()
 
 
+@pytest.mark.parametrize("has_hook", [False, True])
+def test_pieces_are_copied_without_a_dispatcher_unless_a_module_converts_what_it_loads(has_hook: bool) -> None:
+    state, fresh = trained(), sharded_state(seed=5, rng="per_step", epoch=0)
+    converted: list[str] = []
+    if has_hook:
+        fresh.model[0].register_load_state_dict_pre_hook(lambda _, given, prefix, *__: converted.extend(given))
+    with world(1, RANKS):
+        expected, contents = pieces_of(entered(state)), through_a_point(state)
+        parameters = list(entered(fresh).model.parameters())
+        versions = [one._version for one in parameters]
+        fresh.load(contents, own=True)
+        require_same(pieces_of(fresh), expected)
+        assert ([one._version for one in parameters] == versions) is not has_hook  # DTensor's copy_() counts
+    assert ("0.weight" in converted) is has_hook
+
+
 def test_pieces_are_read_into_their_existing_memory() -> None:
     state = trained()
     with world(1, RANKS):
