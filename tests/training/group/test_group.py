@@ -25,7 +25,7 @@ from samebits.training import torch_private
 from samebits.training.group import gloo
 from samebits.training.group.breakable_group import BreakableGroup, ReducerGroup
 from samebits.training.group.breaker import Breaker, run_breakable
-from samebits.training.group.group import Group, form, form_alone, is_communication_failure
+from samebits.training.group.group import Group, _GlooLink, form, form_alone, is_communication_failure
 from samebits.training.group.meeting_store import MeetingStore
 from tests.hostile.attackers import listening_ports
 
@@ -499,6 +499,37 @@ def test_keys_set_before_the_first_read_travel_in_one_message() -> None:
     )
     assert zero.check(["one"])
     zero.wait(["two"])
+
+
+def test_message_is_sent_once_every_mesh_has_set_its_key_or_failed() -> None:
+    table = _Table(1)
+    rest = Breaker("generation 1"), gloo.Endpoints(), timedelta(seconds=60)
+    store = MeetingStore(table.seat(0), 0, 1, "127.0.0.1", *rest, meshes=3)
+    store.set("group", b"1")
+
+    def other_meshes() -> None:
+        assert not table._blobs
+        store.set("subgroup", b"2")
+        store.await_one_less()
+
+    met, _ = _together(store.meet, other_meshes)
+    assert met == {"group": b"1", "subgroup": b"2"}
+
+
+def test_subgroups_connect_together_with_their_group() -> None:
+    table = _Table(2)
+    groups = [Group(CPU, rank, 2, table.seat(rank), name="g", ahead=((0, 1), (rank,), (0, 1))) for rank in range(2)]
+    for begun in [one.begin() for one in groups]:
+        begun.result(WAIT_S)
+    for one in groups:
+        assert isinstance(one._link, _GlooLink)
+        subgroups = {name: mesh.result(WAIT_S) for name, mesh in one._link._begun.items()}
+        assert {name: mesh.size() for name, mesh in subgroups.items()} == {
+            "0,1.1/": 2,
+            f"{one.rank}.1/": 1,
+            "0,1.2/": 2,
+        }
+        one.drop()
 
 
 def test_later_keys_go_through_rank_0() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 
 import pytest
 import torch
@@ -36,6 +37,20 @@ def test_a_mesh_and_its_slices_stay_the_same_objects_and_become_what_torch_would
                 assert dist.get_process_group_ranks(part.get_group()) == dist.get_process_group_ranks(
                     stock.get_group(name)
                 )
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 3), (2, 1, 3), (6,)])
+def test_groups_of_a_rank_are_known_before_the_mesh_is_built(sizes: tuple[int, ...]) -> None:
+    size = math.prod(sizes)
+    with alone():
+        mesh = init_device_mesh("cpu", sizes)
+    for rank in range(size):
+        ahead = meshes.groups_of(rank, size)
+        assert meshes.groups_of(rank, size + 1) == []
+        with world(rank, size):
+            meshes.form_all()
+            built = [tuple(dist.get_process_group_ranks(one)) for one in mesh.get_all_groups()]
+        assert ahead == (built if len(sizes) > 1 else [])  # torch uses the default group
 
 
 def test_a_mesh_that_the_script_drops_is_declared_all_the_same() -> None:

@@ -13,6 +13,7 @@ import ctypes
 import functools
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
@@ -81,6 +82,8 @@ class Group:
         alone: as for :class:`BreakableGroup` (gloo only).
         info: sent to all ranks with this rank's message; :meth:`info_of` returns any rank's.
         backend: gloo for a device that has another backend; None: the device's own.
+        ahead: subgroups of this rank that will be made, each by its ranks. gloo connects them together with the group,
+            so that they need no exchange of their own.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Group:
         alone: Callable[[], str] | None = None,
         info: bytes = b"",
         backend: str | None = None,
+        ahead: Sequence[tuple[int, ...]] = (),
     ) -> None:
         gloo.check_address(address)
         self.device = device
@@ -108,14 +112,15 @@ class Group:
         self._awaited_in_vain: set[dist.Work] = set()
         self.endpoints = endpoints = gloo.Endpoints()
         timeout = timedelta(seconds=timeout_s)
-        store = MeetingStore(exchange, rank, world_size, address, self._breaker, endpoints, timeout, info)
+        is_gloo = devices.backend_of(device, backend) == dist.Backend.GLOO
+        meshes = 1 + len(ahead) if is_gloo else 0
+        store = MeetingStore(exchange, rank, world_size, address, self._breaker, endpoints, timeout, info, meshes)
         self._guards: list[SamplerRefusal | Declaring] = []
         self._all_info = store.all_info  # only the list, since nothing here may keep the store alive
         self._link: _Link | None
-        if devices.backend_of(device, backend) == dist.Backend.GLOO:
-            self._link = _GlooLink(
-                self, store, endpoints, address, timedelta(seconds=connect_timeout_s), timeout, alone
-            )
+        if is_gloo:
+            connect_timeout = timedelta(seconds=connect_timeout_s)
+            self._link = _GlooLink(self, store, endpoints, address, connect_timeout, timeout, alone, ahead)
         else:
             self._link = AcceleratorLink(
                 device, (rank, world_size), self._breaker, store, _STORE_PREFIX, endpoints, timeout
@@ -323,6 +328,7 @@ class _GlooLink:
         connect_timeout: timedelta,
         timeout: timedelta,
         alone: Callable[[], str] | None,
+        ahead: Sequence[tuple[int, ...]],
     ) -> None:
         self._rank, self._world_size, self._breaker = group.rank, group.world_size, group.breaker
         self._meeting = store  # torch keeps only the C++ half of a Python store alive
@@ -333,9 +339,17 @@ class _GlooLink:
         self._timeout = timeout
         self._alone = alone
         self._mesh: Future[dist.ProcessGroupGloo] | None = None
+        self._ahead = ahead
+        self._begun: dict[str, Future[dist.ProcessGroupGloo]] = {}  # subgroups, by prefix in the store
+        self._made = Counter[tuple[int, ...]]()
 
     def begin(self) -> Future[Any]:
         self._mesh = self._begin_mesh(self._store, self._rank, self._world_size, self._timeout)
+        begun = Counter[tuple[int, ...]]()
+        for ranks in self._ahead:
+            prefix = _prefix(ranks, begun)
+            store = PrefixStore(prefix, self._store)
+            self._begun[prefix] = self._begin_mesh(store, ranks.index(self._rank), len(ranks), self._timeout)
         return self._mesh
 
     def connect(self) -> tuple[dist.ProcessGroup, Store]:
@@ -351,18 +365,23 @@ class _GlooLink:
     def _subgroup(self, ranks: list[int], timeout: timedelta, name: str, description: str) -> dist.ProcessGroup | None:
         if self._rank not in ranks:
             return None
-        store = PrefixStore(f"{name}/", self._store)
+        prefix = _prefix(tuple(ranks), self._made)
+        store = PrefixStore(prefix, self._store)
         rank, size = ranks.index(self._rank), len(ranks)
-        mesh, recorder = self._begin_mesh(store, rank, size, timeout), Recorder(open_ring(), name, description, ranks)
+        mesh = self._begun.pop(prefix, None) or self._begin_mesh(store, rank, size, timeout)
+        recorder = Recorder(open_ring(), name, description, ranks)
         return self._wrap(mesh, store, rank, size, timeout, name, description, recorder)
 
     def _begin_mesh(self, store: Store, rank: int, size: int, timeout: timedelta) -> Future[dist.ProcessGroupGloo]:
         # In a helper thread: gloo waits until its timeout for a peer that died between its message and its connection.
-        return begin_breakable(
-            self._breaker,
-            lambda: gloo.connect(store, rank, size, self._address, self._connect_timeout, timeout),
-            "samebits-connect",
-        )
+        def connect() -> dist.ProcessGroupGloo:
+            try:
+                return gloo.connect(store, rank, size, self._address, self._connect_timeout, timeout)
+            except BaseException:
+                self._meeting.await_one_less()
+                raise
+
+        return begin_breakable(self._breaker, connect, "samebits-connect")
 
     def _wrap(
         self,
@@ -399,6 +418,12 @@ class _GlooLink:
     def end(self, *, cuts: bool) -> None:
         if cuts:
             self.cut()
+
+
+def _prefix(ranks: tuple[int, ...], made: Counter[tuple[int, ...]]) -> str:
+    """Return the store's prefix for the next subgroup of these ranks, the same on each of them."""
+    made[ranks] += 1
+    return f"{','.join(map(str, ranks))}.{made[ranks]}/"
 
 
 class _Alone:

@@ -50,6 +50,7 @@ class MeetingStore(Store):
         endpoints: collects every address seen, so that its connections can be cut.
         timeout: default timeout of waits for later keys.
         info: this rank's own data, in addition to what gloo and torch set.
+        meshes: number of gloo meshes that are begun with this store; each sets one key before it reads any.
 
     Attributes:
         all_info: every rank's ``info``, by rank, after the meeting.
@@ -65,6 +66,7 @@ class MeetingStore(Store):
         endpoints: Endpoints,
         timeout: timedelta,
         info: bytes = b"",
+        meshes: int = 0,
     ) -> None:
         super().__init__()
         self._exchange = exchange
@@ -78,6 +80,8 @@ class MeetingStore(Store):
         self._timeout = timeout
         self._lock = threading.Lock()
         self._own: dict[str, bytes] = {}
+        self._awaited = meshes
+        self._has_changed = threading.Condition(self._lock)
         self._published = False
         self._union: dict[str, bytes] | None = None
         self._later: RemoteKeys | None = None
@@ -85,6 +89,8 @@ class MeetingStore(Store):
     def meet(self) -> dict[str, bytes]:
         """Publish the keys that were set so far, once, and return those of all ranks."""
         with self._lock:
+            while self._union is None and len(self._own) < self._awaited:
+                self._has_changed.wait()
             if self._union is None:
                 self._breaker.check()
                 if self._published:
@@ -97,6 +103,12 @@ class MeetingStore(Store):
                     server.start()
                 self._union = self._read(self._exchange.wait())
         return self._union
+
+    def await_one_less(self) -> None:
+        """Do not wait for the key of a mesh that has failed."""
+        with self._lock:
+            self._awaited -= 1
+            self._has_changed.notify_all()
 
     def _read(self, blobs: Sequence[bytes]) -> dict[str, bytes]:
         if len(blobs) != self._world_size:
@@ -145,6 +157,7 @@ class MeetingStore(Store):
         with self._lock:
             if self._union is None:
                 self._own[key] = data
+                self._has_changed.notify_all()
                 return
         self._note(data, self._endpoints.own)
         self._ask("set", [key], data)

@@ -37,6 +37,7 @@ __all__ = [
     "declare_alone",
     "declared",
     "form_all",
+    "groups_of",
     "let_shrink",
     "place_in",
     "require_world",
@@ -295,13 +296,13 @@ class _Meshes:
             del place[self._shrinking[1]]
         return tuple(place)
 
-    def _present_sizes(self, mesh: DeviceMesh, declaration: Declared) -> tuple[int, ...]:
-        """Return the sizes of a declared mesh in the generation whose default group has formed.
+    def _sizes_in(self, world_size: int, mesh: DeviceMesh, declaration: Declared) -> tuple[int, ...]:
+        """Return the sizes of a declared mesh in a generation of this size.
 
         Raises:
             UsageError: the generation's ranks do not fill the mesh.
         """
-        sizes, world_size = declaration.sizes, dist.get_world_size()
+        sizes = declaration.sizes
         if self._shrinking is not None:
             root, dimension = self._shrinking
             at = dimension if mesh is root else 0  # a mesh of reshard_after_forward has the sizes (ranks ÷ N, N)
@@ -310,6 +311,23 @@ class _Meshes:
         if self._shrinking is not None and math.prod(sizes) != world_size:
             raise UsageError(f"{counted(world_size, 'rank')} cannot fill the device mesh {declaration} evenly")
         return sizes
+
+    def groups_of(self, rank: int, world_size: int) -> list[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = []
+        for mesh, declaration in self._roots:
+            try:
+                sizes = self._sizes_in(world_size, mesh, declaration)
+            except UsageError:
+                return []
+            if len(sizes) == 1 or math.prod(sizes) != world_size:
+                continue  # torch uses the default group, or refuses the mesh
+            place, stride = rank, world_size
+            for size in sizes:
+                stride //= size
+                first = rank - place // stride * stride
+                place %= stride
+                found.append(tuple(range(first, first + size * stride, stride)))
+        return found
 
     def form_all(self) -> list[object]:
         held: list[object] = []
@@ -322,7 +340,7 @@ class _Meshes:
         self._builds = True
         try:
             for mesh, declaration in self._roots:
-                sizes = self._present_sizes(mesh, declaration)
+                sizes = self._sizes_in(dist.get_world_size(), mesh, declaration)
                 ranks = torch.arange(math.prod(sizes), dtype=torch.int).view(sizes)
                 fresh = DeviceMesh(mesh.device_type, ranks, mesh_dim_names=declaration.names or None)
                 held.append(torch_private.become_mesh(mesh, fresh))
@@ -408,6 +426,11 @@ def let_shrink(root: DeviceMesh, dimension: int) -> None:
 def place_in(root: DeviceMesh) -> tuple[int, ...]:
     """Return this rank's coordinate in a mesh, without the dimension that may shrink."""
     return _meshes.place_in(root)
+
+
+def groups_of(rank: int, world_size: int) -> list[tuple[int, ...]]:
+    """Return the ranks of each group that :func:`form_all` will make for this rank in a generation of this size."""
+    return _meshes.groups_of(rank, world_size)
 
 
 def form_all() -> list[object]:

@@ -55,7 +55,7 @@ from samebits.start_folder import start_folder, was_started_in
 from samebits.store.lock import DirectoryLock
 from samebits.store.process_identity import host_id
 from samebits.training import torch_private
-from samebits.training.group import breaker, ddp, device, gloo, group
+from samebits.training.group import breaker, ddp, device, gloo, group, meshes
 from samebits.training.group.calling_place import calling_place, place_of
 from samebits.training.group.group import Group
 from samebits.training.process import node_comparison, numerics, preflight
@@ -230,11 +230,12 @@ class Worker:
     def take_next_group(self, place: RankPosition) -> NextGroup:
         """Return the group for this place, and start to form it unless it was already started."""
         next_group, self.next_group = self.next_group, None
-        if next_group is not None and next_group.place == place:
+        ahead = meshes.groups_of(place.rank, place.world_size)
+        if next_group is not None and next_group.place == place and not ahead:
             return next_group
         if next_group is not None:
             next_group.group.drop()
-        return NextGroup(self.settings, self.device, place, own_info(self.agent, self.copy_listener))
+        return NextGroup(self.settings, self.device, place, own_info(self.agent, self.copy_listener), ahead)
 
 
 _process: Worker | None = None

@@ -43,9 +43,17 @@ class NextGroup:
         device: this process's device, which does not depend on the place.
         place: the expected place.
         info: the information that this process sends to all members.
+        ahead: see :class:`Group`.
     """
 
-    def __init__(self, settings: Settings, device: torch.device, place: RankPosition, info: bytes = b"") -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        device: torch.device,
+        place: RankPosition,
+        info: bytes = b"",
+        ahead: Sequence[tuple[int, ...]] = (),
+    ) -> None:
         self.place = place
         self._agent: Agent | None = None
         self._blob: Future[bytes] = Future()
@@ -59,6 +67,7 @@ class NextGroup:
             address=address_towards(settings.sched_host, settings.sched_port),
             info=info,
             backend=settings.collective_backend,
+            ahead=ahead,
         )
         for awaited in (self._blob, self._generation):
             self.group.breaker.watch(awaited)
