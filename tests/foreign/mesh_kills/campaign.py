@@ -211,7 +211,8 @@ class MeshKills:
         if target is Target.TWO:
             ranks = chance.choice(mesh.shard_groups())
         elif target is Target.SCHEDULER:
-            first, least = chance.choice(mesh.ranks), FIRST_AT + 1
+            # A rank may be in the step after the first kill before it learns of the loss.
+            first, least = chance.choice(mesh.ranks), FIRST_AT + 2
             ranks = [chance.choice((0, 1))]  # of the two that are left
         point = chance.choice((*STEP_POINTS, *STEP_POINTS, *SAVE_POINTS))
         number = INTERVAL if point in SAVE_POINTS else chance.randint(least, GATE - 1)
