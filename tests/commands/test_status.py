@@ -14,12 +14,14 @@ from samebits.account.history import line
 from samebits.account.job_view import JOURNAL, Interruption, PresenceState
 from samebits.commands.status import find, main, table
 from samebits.core.end_kinds import EndKind
+from samebits.core.messages import Activity
 from samebits.dashboard.watching import _job
 from samebits.errors import SchedulerUnreachableError, UsageError
 from samebits.launcher.exit_report import JobOutcome
 from samebits.service import status
 from samebits.store.process_identity import ProcessIdentity, host_id
 from tests.core.house import training_house
+from tests.core.test_core_shard_groups import form, lose, return_as_replacement, training
 from tests.launcher.views import view, worker
 from tests.system.processes import free_port
 
@@ -42,6 +44,27 @@ def test_workers_report_is_shown_once_by_name_without_resource_use() -> None:
     gone = (workers[0], replace(workers[1], presence=PresenceState.LOST), workers[2])
     assert "reported: pace 2.5 (worker 0), queue 70 (worker 2)" in table(view(workers=gone), settings)
     assert "reported" not in table(view(), settings)
+
+
+@pytest.mark.parametrize("lost", [2, 3])
+def test_worker_beside_a_lost_one_says_what_its_shard_group_waits_for(lost: int) -> None:
+    settings, _ = config.read({"WORKER_NUM": "4", "ROLE": "worker", "NODE_ID": "0"})
+    house, beside = training(), 5 - lost
+
+    def row(slot: int = beside) -> str:
+        lines = table(status.snapshot(house.core, whole=True), settings).splitlines()
+        return next(line for line in lines if line.startswith(f"{slot} "))
+
+    assert "joins" not in row()
+    lose(house, str(lost))
+    form(house, {0, 1, beside}, live=(5, 1))
+    assert row().endswith(f"waiting, joins with its shard group when slot {lost} is filled")
+    return_as_replacement(house, f"{lost}.1", Activity.SEATED)
+    assert row().endswith(f"waiting, joins with its shard group when worker {lost}.1 is ready")
+    assert row(lost).endswith("seated, joins at the next commit")
+    house.beat(f"{lost}.1", Activity.WAITING, generation=0)
+    assert row().endswith("waiting, joins at the next commit")
+    assert "joins" not in row(0)
 
 
 def test_plain_job_shows_no_step_because_only_its_script_counts_them() -> None:

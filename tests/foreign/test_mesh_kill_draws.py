@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.foreign.mesh_kills.campaign import MESHES, SAVE_POINTS, MeshKills, Target
+from tests.foreign.mesh_kills.campaign import GATE, MESHES, SAVE_POINTS, MeshKills, Recovery, Target
 
 
 def test_every_mesh_and_target_is_drawn_and_ranks_can_die_together() -> None:
@@ -19,3 +19,14 @@ def test_every_mesh_and_target_is_drawn_and_ranks_can_die_together() -> None:
     for one in kills:
         if one.point in SAVE_POINTS and one.number == 0 and 0 in one.ranks:
             assert len(one.ranks) == 1, "rank 0 saves step 0 before the others have anything to save"
+
+
+def test_jobs_that_shrink_lose_ranks_of_one_shard_group_before_the_gate() -> None:
+    starter: Any = SimpleNamespace()
+    kills = list(itertools.islice(MeshKills(Path(), starter, shrinks=True).draws(random.Random(7)), 500))
+    assert {one.target for one in kills} == {Target.RANK, Target.TWO, Target.ZERO, Target.SCHEDULER}
+    groups = MESHES["hsdp"].shard_groups()
+    for one in kills:
+        assert one.recovery is Recovery.SHRINK and one.number < GATE
+        assert any(set(one.ranks) <= set(group) for group in groups)
+        assert (one.first is not None) == (one.target is Target.SCHEDULER)

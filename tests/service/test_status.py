@@ -90,6 +90,7 @@ NODE = WorkerView(
     step=9,
     figures={"pace": 0.5},
     is_joining=True,
+    waits_for=("slot 3 is filled",),
 )
 WHOLE = JobView(
     source=SCHEDULER,
@@ -124,8 +125,8 @@ WHOLE = JobView(
     losses=22,
     last_losses=("worker 1: gone",),
     workers=(NODE,),
-    spares=(msgspec.structs.replace(NODE, slot=None, is_joining=False),),
-    retired=(msgspec.structs.replace(NODE, node="3", slot=None, is_joining=False),),
+    spares=(msgspec.structs.replace(NODE, slot=None, is_joining=False, waits_for=()),),
+    retired=(msgspec.structs.replace(NODE, node="3", slot=None, is_joining=False, waits_for=()),),
     address="10.0.0.2:9000",
 )
 SENT_BY_THE_FIRST_SCHEDULERS = {
@@ -137,6 +138,9 @@ SENT_SINCE = {
     *("committed_step", "joining", "spares_alive", "ready", "seat_free_in_s", "standstill", "ailments", "stragglers"),
     *("notices", "stall", "losses", "last_losses", "spares", "retired", "address"),
 }
+
+
+ADDED_TO_WORKERS = ("figures", "joining", "waits_for")
 
 
 def unset(value: msgspec.Struct) -> list[str]:
@@ -163,19 +167,19 @@ def test_names_in_messages_are_those_of_earlier_releases() -> None:
     assert list(sent["spares"]) == [
         *("node", "slot", "incarnation", "state", "reason", "host", "pid", "started_at", "activity", "step", "figures")
     ]
-    assert list(sent["workers"]) == [*sent["spares"], "joining"]
+    assert list(sent["workers"]) == [*sent["spares"], "joining", "waits_for"]
     assert sent["ended"] == {"kind": "script_failed", "step": 20, "cause": "another cause", "status": 21}
 
 
 def test_message_of_an_earlier_scheduler_is_read() -> None:
     sent = json.loads(zlib.decompress(message_of(WHOLE).packed))
     old = {name: value for name, value in sent.items() if name in SENT_BY_THE_FIRST_SCHEDULERS}
-    old["workers"] = {name: value for name, value in old["workers"].items() if name not in ("figures", "joining")}
+    old["workers"] = {name: value for name, value in old["workers"].items() if name not in ADDED_TO_WORKERS}
     del old["ended"]["status"]
     read = view_in(Status(zlib.compress(json.dumps({**old, "of_a_later_release": 1}).encode())))
     assert read is not None
     assert sorted(unset(read)) == sorted(SENT_SINCE)
-    assert sorted(unset(read.workers[0])) == ["figures", "is_joining"]
+    assert sorted(unset(read.workers[0])) == ["figures", "is_joining", "waits_for"]
     assert read.ended == Interruption("script_failed", 20, "another cause")
 
 

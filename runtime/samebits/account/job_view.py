@@ -42,6 +42,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
         started_at: when the process started, as in :class:`ProcessIdentity`.
         figures: the worker's figures, by name.
         is_joining: no generation includes it yet.
+        waits_for: what must happen before its shard group can join, such as ``slot 3 is filled``.
     """
 
     node: str
@@ -56,6 +57,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     figures: dict[str, float] = {}
     is_joining: bool = msgspec.field(name="joining", default=False)
+    waits_for: tuple[str, ...] = ()
 
     @property
     def identity(self) -> ProcessIdentity:
@@ -174,7 +176,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         for name in unknown if self.address else (*unknown, "address"):
             del content[name]
         for node in (*content["spares"], *content["retired"]):
-            del node["joining"]
+            del node["joining"], node["waits_for"]
         return content
 
     def with_nodes_of(self, earlier: JobView) -> JobView:

@@ -199,4 +199,7 @@ def _doing(view: JobView, worker: WorkerView) -> str:
         return ""
     if worker in view.spares:
         return {"seated": "warming up", "waiting": "warm"}.get(worker.activity, worker.activity)
-    return f"{worker.activity}, joins at the next commit" if worker.is_joining else worker.activity
+    if not worker.is_joining:
+        return worker.activity
+    joins = f"with its shard group when {listed(worker.waits_for)}" if worker.waits_for else "at the next commit"
+    return f"{worker.activity}, joins {joins}"

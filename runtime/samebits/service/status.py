@@ -28,10 +28,12 @@ from samebits.account.job_view import (
 from samebits.core.causes.table import Observation
 from samebits.core.hangs import SILENT_KINDS, ProcessState
 from samebits.core.ledger import NAMED
+from samebits.core.membership.shard_groups import mesh_for
 from samebits.core.messages import (
     MAX_DECISION,
     MAX_END_CHARS,
     MAX_STOPPED_BY,
+    Activity,
     OperatorDecision,
     ProcessEnded,
     ProcessSeen,
@@ -62,7 +64,7 @@ ForHistory: TypeAlias = OperatorDecision | ProcessEnded | ProcessSeen | Restarti
 def snapshot(core: SchedulerCore, *, whole: bool) -> JobView:
     """Return the job's state from a running core. With ``whole``, all workers are listed, however many."""
     state, phase, policy = core.state, core.phase(), core.policy
-    nodes = _nodes(state, lambda seat: _live_node(core, seat))
+    nodes = _with_gaps(core, _nodes(state, lambda seat: _live_node(core, seat)))
     is_ending = phase == "ending" and not state.finished and state.interruptions
     steps = [*_durable_steps(state), *(worker.step for worker in nodes.workers)]
     return JobView(
@@ -310,6 +312,30 @@ def _nodes(state: JobState, told: Callable[[Seat], WorkerView]) -> _Nodes:
         tuple(told(seat) for seat in unseated if seat.is_spare),
         tuple(told(seat) for seat in unseated if not seat.is_spare),
     )
+
+
+def _with_gaps(core: SchedulerCore, nodes: _Nodes) -> _Nodes:
+    """Add what the shard groups of joining workers wait for: vacant slots, and workers that are not ready."""
+    state = core.state
+    mesh = None if state.generation is None else mesh_for(core.policy, state.generation.sharding)
+    joining = {one.slot: one for one in nodes.workers if one.is_joining and one.slot is not None}
+    if mesh is None or not joining:
+        return nodes
+    held = {slot for slot, node in state.by_slot.items() if state.seats[node].is_held}
+    gaps: dict[int, dict[int, str]] = {}  # by group and slot
+    for slot in set(range(core.policy.max_world_size)) - held:
+        gaps.setdefault(mesh.group_of(slot), {})[slot] = f"slot {slot} is filled"
+    for slot, one in joining.items():
+        if one.presence is PresenceState.ALIVE and one.activity != Activity.WAITING.name.lower():
+            gaps.setdefault(mesh.group_of(slot), {})[slot] = f"worker {one.node} is ready"
+
+    def with_gaps(one: WorkerView) -> WorkerView:
+        if one.slot is None or not one.is_joining:
+            return one
+        others = sorted(gaps.get(mesh.group_of(one.slot), {}).items())
+        return msgspec.structs.replace(one, waits_for=tuple(text for slot, text in others if slot != one.slot))
+
+    return nodes._replace(workers=tuple(map(with_gaps, nodes.workers)))
 
 
 def _node(seat: Seat) -> WorkerView:

@@ -1,7 +1,7 @@
 """Draw a mesh, what is killed, when and what makes up for it; run the job, and judge how it ended.
 
 The processes end themselves at exact points of a step (``tests.system.kill_points``). The scheduler is killed while a
-rank is suspended at such a point.
+rank is suspended at such a point. Jobs that shrink train with virtual workers, so that their bits are equal too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ from tests.system.processes import REPOSITORY, WarmStarter
 __all__ = ["MESHES", "MeshKills"]
 
 SCRIPT = REPOSITORY / "tests" / "system" / "mesh_script.py"
+VIRTUAL_SCRIPT = SCRIPT.with_name("virtual_script.py")
 STEPS, INTERVAL = 10, 4
-SMALL = ("--steps", str(STEPS), "--interval", str(INTERVAL), "--dim", "32", "--length", "32", "--batch-size", "4")
+TRAINED = ("--steps", str(STEPS), "--interval", str(INTERVAL))
+SMALL = (*TRAINED, "--dim", "32", "--length", "32", "--batch-size", "4")
+GATE = 7
+"""The step after which a job that has shrunk waits until its lost shard group is back."""
 FIRST_AT = 3
 """The step of the kill that brings about the formation in which another rank dies."""
 FIRST_SPARE = 100  # a node id that names no slot
@@ -88,10 +92,14 @@ class Target(StrEnum):
 
 
 class Recovery(StrEnum):
-    """What makes up for the killed processes; a sharded world has a fixed size, so it does not shrink."""
+    """What makes up for the killed processes.
+
+    ``SHRINK``: the other replicas continue without them, and they return later.
+    """
 
     SPARE = "spare"
     RESTART = "restart"
+    SHRINK = "shrink"
 
 
 STEP_POINTS = ("forward", "backward", "stepping", "stepped", "committed")
@@ -136,12 +144,15 @@ class Kill:
 
 
 class MeshKills:
-    """Jobs of the example in folders below this one."""
+    """Jobs of the example in folders below this one, or jobs that shrink."""
 
-    def __init__(self, folder: Path, starter: WarmStarter, meshes: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, starter: WarmStarter, meshes: Sequence[str] = ("hsdp",), *, shrinks: bool = False
+    ) -> None:
         self._folder = folder
         self._starter = starter
         self._meshes = meshes
+        self._shrinks = shrinks
         self._number = 0
         self._bits: dict[str, str] = {}
 
@@ -149,7 +160,7 @@ class MeshKills:
 
     def draws(self, chance: random.Random) -> Iterator[Kill]:
         while True:
-            yield self._draw(chance)
+            yield self._draw_to_shrink(chance) if self._shrinks else self._draw(chance)
 
     def _draw(self, chance: random.Random) -> Kill:
         (name,) = chance.choices(self._meshes, [MESHES[one].weight for one in self._meshes])
@@ -190,11 +201,30 @@ class MeshKills:
             forgets=target is Target.EVERYTHING and chance.random() < 0.5,
         )
 
+    @staticmethod
+    def _draw_to_shrink(chance: random.Random) -> Kill:
+        """Draw ranks of one replica, or the scheduler of a job that has shrunk."""
+        mesh = MESHES["hsdp"]
+        target = chance.choice((Target.RANK, Target.TWO, Target.ZERO, Target.SCHEDULER))
+        first, least = None, 1
+        ranks = [0] if target is Target.ZERO else [chance.choice(mesh.ranks)]
+        if target is Target.TWO:
+            ranks = chance.choice(mesh.shard_groups())
+        elif target is Target.SCHEDULER:
+            # A rank may be in the step after the first kill before it learns of the loss.
+            first, least = chance.choice(mesh.ranks), FIRST_AT + 2
+            ranks = [chance.choice((0, 1))]  # of the two that are left
+        point = chance.choice((*STEP_POINTS, *STEP_POINTS, *SAVE_POINTS))
+        number = INTERVAL if point in SAVE_POINTS else chance.randint(least, GATE - 1)
+        copies = chance.choice(("1", "auto", "off"))
+        return Kill("hsdp", target, tuple(ranks), point, number, first, Recovery.SHRINK, copies, forgets=False)
+
     # --- running
 
     def run(self, kill: Kill) -> Verdict:
         expected = self._expected(kill.mesh)
         job = self._job(kill.mesh, kill)
+        shrinks = kill.recovery is Recovery.SHRINK
         killed: list[int] = []
         try:
             job.start()
@@ -203,12 +233,16 @@ class MeshKills:
                 job.start_worker(node)
             if kill.first is not None:
                 self._bury(job, kill, killed, kill.words[:1])
+                if shrinks:
+                    job.wait_until(lambda: _begun_with(job, 2, 2), "generation without the lost shard group")
             if kill.target is Target.SCHEDULER:
                 self._replace_scheduler(job, kill)
             elif kill.target is Target.EVERYTHING:
                 self._restart_everything(job, kill, killed)
             else:
                 self._bury(job, kill, killed, kill.words)
+            if shrinks:
+                self._bring_back(job, killed)
             return self._judge(job, kill, killed, expected)
         except (AssertionError, TimeoutError) as error:
             return Verdict("ENDLESS", str(error).splitlines()[0])
@@ -217,7 +251,7 @@ class MeshKills:
 
     @staticmethod
     def _spares(kill: Kill) -> range:
-        if kill.recovery is Recovery.RESTART:
+        if kill.recovery is not Recovery.SPARE:
             return range(0)
         lost = 0 if kill.target is Target.SCHEDULER else len(kill.ranks)
         return range(FIRST_SPARE, FIRST_SPARE + lost + (kill.first is not None))
@@ -227,12 +261,21 @@ class MeshKills:
         marks = [mark_of(job.folder, word) for word in words]
         job.wait_until(lambda: all(mark.exists() for mark in marks) or None, "kill")
         while len(killed) < len(words):
-            buried = killed if kill.recovery is Recovery.SPARE else []
+            buried = [] if kill.recovery is Recovery.RESTART else killed
             node = job.wait_until(lambda buried=buried: _dead(job, buried), "end of a killed process")
             job.wait_killed(node)
             killed.append(node)
             if kill.recovery is Recovery.RESTART:
                 job.start_worker(node)
+
+    @staticmethod
+    def _bring_back(job: ElasticJob, killed: Sequence[int]) -> None:
+        """Wait until the job trains without the killed processes' shard group, then until it trains with it."""
+        job.wait_until(lambda: _begun_with(job, 2, 2), "generation without the lost shard group")
+        for node in killed:
+            job.start_worker(node)
+        job.wait_until(lambda: _begun_with(job, 4, 4), "generation with the lost shard group")
+        job.open_gates(GATE)
 
     @staticmethod
     def _replace_scheduler(job: ElasticJob, kill: Kill) -> None:
@@ -314,7 +357,7 @@ class MeshKills:
         if mesh not in self._bits:
             job = self._job(mesh, None)
             job.start()
-            self._bits[mesh] = job.wait_finished()
+            self._bits[mesh] = job.finish() if self._shrinks else job.wait_finished()
             job.end()
             self.forget()
         return self._bits[mesh]
@@ -324,6 +367,8 @@ class MeshKills:
         folder = self._folder / f"{self._number}-{mesh}"
         folder.mkdir()
         args, settings = [*SMALL, *MESHES[mesh].arguments], {"ENABLE_RECOVERY": "0"}
+        if self._shrinks:
+            args, settings = [*TRAINED, "--mesh", "2", "2"], {}
         if kill is not None:
             settings = {
                 "SHARD_COPY_EVERY": kill.copy_every,
@@ -331,12 +376,21 @@ class MeshKills:
                 "SPARE_NUM": str(len(self._spares(kill))),
             }
             args += [word for one in kill.words for word in ("--kill", one)] + ["--marks", str(folder)]
-        workers = len(MESHES[mesh].ranks)
-        return ElasticJob(folder, self._starter, script=SCRIPT, args=args, workers=workers, settings=settings)
+        if self._shrinks and kill is not None:
+            settings |= {"MIN_WORKER_NUM": "2", "GRACE": "shrink=0"}
+            args += ["--gate", str(GATE)]
+        script, workers = VIRTUAL_SCRIPT if self._shrinks else SCRIPT, len(MESHES[mesh].ranks)
+        return ElasticJob(folder, self._starter, script=script, args=args, workers=workers, settings=settings)
 
     def forget(self) -> None:
         for folder in self._folder.glob(f"{self._number}-*"):
             shutil.rmtree(folder)
+
+
+def _begun_with(job: ElasticJob, ranks: int, nodes: int) -> bool | None:
+    """Return True once this many nodes have begun a generation of this size after a loss."""
+    lines = rf"generation (?!1:)\d+: rank \d+ of {ranks} (?:begins at|continues from) step"
+    return sum(bool(job.matches(node, lines)) for node in job.nodes) >= nodes or None
 
 
 def _dead(job: ElasticJob, buried: Sequence[int]) -> int | None:

@@ -52,7 +52,7 @@ def test_parameters_are_cut_as_fully_shard_cuts_them_in_that_world(rank: int) ->
         for one, other in zip(model.parameters(), stock.parameters(), strict=True):
             assert one._spec == other._spec  # type: ignore[attr-defined]
             torch.testing.assert_close(one._local_tensor, other._local_tensor, rtol=0, atol=0)  # type: ignore[attr-defined]
-        pairs = zip(regrouping._groups(model), regrouping._groups(stock), strict=True)
+        pairs = zip(regrouping.parameter_groups(model), regrouping.parameter_groups(stock), strict=True)
         for mine, theirs in (
             pair for one, other in pairs for pair in zip(one.fsdp_params, other.fsdp_params, strict=True)
         ):
@@ -94,7 +94,7 @@ def test_next_group_of_the_same_size_replaces_only_the_group() -> None:
         regrouping.attach([model], [])
         assert [one._local_tensor.data_ptr() for one in model.parameters()] == places
         assert all(torch.equal(one, other) for one, other in zip(locals_of(model), before, strict=True))
-        for group in regrouping._groups(model):
+        for group in regrouping.parameter_groups(model):
             assert group.mesh_info.shard_process_group is dist.group.WORLD is group.mesh_info.mesh.get_group()
             assert group._all_gather_process_group is dist.group.WORLD is group._reduce_scatter_process_group
 
@@ -121,9 +121,9 @@ def test_interrupted_step_leaves_nothing_behind() -> None:
         with pytest.raises(ConnectionError):
             loss_of(model, 0).backward()
         handle.remove()
-        assert any(not group.is_sharded for group in regrouping._groups(model)), "the test shows nothing"
+        assert any(not group.is_sharded for group in regrouping.parameter_groups(model)), "the test shows nothing"
         regrouping.reset(model)
-        assert all(group.is_sharded for group in regrouping._groups(model))
+        assert all(group.is_sharded for group in regrouping.parameter_groups(model))
         assert [one.grad for one in model.parameters()] == [None] * 6
         loss_of(model, 1).backward()
         for one, other in zip(model.parameters(), undisturbed.parameters(), strict=True):
@@ -165,7 +165,7 @@ def test_over_a_declared_mesh_parameters_are_cut_as_fully_shard_does_it(sizes: t
         for one, other in zip(model.parameters(), stock.parameters(), strict=True):
             assert one._spec == other._spec  # type: ignore[attr-defined]
             assert torch.equal(one._local_tensor, other._local_tensor)  # type: ignore[attr-defined]
-        for mine, theirs in zip(regrouping._groups(model), regrouping._groups(stock), strict=True):
+        for mine, theirs in zip(regrouping.parameter_groups(model), regrouping.parameter_groups(stock), strict=True):
             assert mine.mesh_info.shard_mesh_rank == theirs.mesh_info.shard_mesh_rank
             assert mine.mesh_info.shard_mesh_size == theirs.mesh_info.shard_mesh_size
             assert mine.mesh_info.shard_process_group is mine.mesh_info.mesh.get_group(NAMES[-1])
@@ -175,7 +175,7 @@ def test_over_a_declared_mesh_parameters_are_cut_as_fully_shard_does_it(sizes: t
         meshes.form_all()
         regrouping.attach([model], [])
         assert all(torch.equal(one, other) for one, other in zip(locals_of(model), before, strict=True))
-        for group in regrouping._groups(model):
+        for group in regrouping.parameter_groups(model):
             info = group.mesh_info
             assert info.shard_process_group is info.mesh.get_group(NAMES[-1])
             assert len(sizes) == 1 or info.replicate_process_group is info.mesh.get_group(NAMES[0])
@@ -205,7 +205,7 @@ def test_a_shard_moves_between_replicas_and_to_no_other_part() -> None:
             meshes.form_all()
             regrouping.attach([model], [])
             assert all(torch.equal(one, other) for one, other in zip(locals_of(model), before, strict=True))
-            for group in regrouping._groups(model):
+            for group in regrouping.parameter_groups(model):
                 info = group.mesh_info
                 assert (info.replicate_mesh_size, info.shard_mesh_size, info.shard_mesh_rank) == (ranks // 2, 2, 1)
             loss_of(model)
@@ -463,7 +463,9 @@ def test_resharding_to_fewer_ranks_after_a_forward_pass_uses_the_groups_of_each_
             meshes.form_all()
             regrouping.attach([model], [])
             stock = model_of()
-            for mine, theirs in zip(regrouping._groups(model), regrouping._groups(stock), strict=True):
+            for mine, theirs in zip(
+                regrouping.parameter_groups(model), regrouping.parameter_groups(stock), strict=True
+            ):
                 after, expected = mine.post_forward_mesh_info, theirs.post_forward_mesh_info
                 assert after.mesh == expected.mesh and after.shard_mesh_size == 2
                 assert after.shard_mesh_rank == expected.shard_mesh_rank

@@ -179,7 +179,7 @@ class BreakableGroup(dist.ProcessGroup):
         await_this_thread_at_exit()
         if self._alone is not None and _is_scripts_own(sys._getframe(3)):
             raise UsageError(f"{calling_place()}: {COLLECTIVE_ALONE.format(when=self._alone())}")
-        self.breaker.before_launch()
+        self.breaker.before_launch(self)
         try:
             work: dist.Work = getattr(self._inner, name)(*args, **kwargs)
         except RuntimeError:
@@ -190,7 +190,7 @@ class BreakableGroup(dist.ProcessGroup):
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         """Run torch's monitored barrier in a helper thread, because it blocks inside gloo."""
         self.breaker.check()
-        self.breaker.before_launch()
+        self.breaker.before_launch(self)
         run_breakable(self.breaker, lambda: self._inner.monitored_barrier(*args, **kwargs), "samebits-barrier")
 
     def new_group(
@@ -263,7 +263,7 @@ class ReducerGroup(dist.ProcessGroup):
             self._backward, self._works = backward, []
             # The reducer registers its own callback with its last bucket, so it runs after this one.
             torch_private.before_backward_ends(functools.partial(self._wait_for_all, self._works))
-        self._breaker.before_launch()
+        self._breaker.before_launch(self._group)
         try:
             work = self._allreduce(*args)
         except RuntimeError:

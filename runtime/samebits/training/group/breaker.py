@@ -43,7 +43,7 @@ class Failable(Protocol):
     def set_exception(self, exception: Any, /) -> None: ...
 
 
-def _nothing() -> None:
+def _nothing(_group: object) -> None:
     """Ignore a launch."""
 
 
@@ -54,14 +54,14 @@ class Breaker:
         name: the group's name in error messages, e.g. ``generation 7``.
 
     Attributes:
-        before_launch: called before every collective of the group or a subgroup; gloo only.
+        before_launch: called with the group before every collective of the group or a subgroup; gloo only.
     """
 
     __slots__ = ("_lock", "_reason", "_waiting", "before_launch", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.before_launch: Callable[[], object] = _nothing
+        self.before_launch: Callable[[object], object] = _nothing
         self._lock = threading.Lock()
         self._reason: str | None = None
         self._waiting: set[Failable] = set()

@@ -585,8 +585,8 @@ class ElasticRun:
         self._comparison = points.begin_comparison()
         self._log_steps(generation)
 
-    def _before_collective(self) -> None:
-        require_collective_allowed()
+    def _before_collective(self, group: object) -> None:
+        require_collective_allowed(group)
         self._points.generators.before_collective()
 
     def _require_equal(self) -> None:
@@ -702,7 +702,7 @@ class _CollectiveAfterTraining:
     def __init__(self) -> None:
         self._has_warned = False
 
-    def warn(self) -> None:
+    def warn(self, _group: object) -> None:
         """Warn that a collective is being launched."""
         if not self._has_warned:
             self._has_warned = True

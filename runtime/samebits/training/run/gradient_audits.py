@@ -213,7 +213,7 @@ class Audits:
             log.warn(f"AUDIT={self._every}: this loop's gradients are not audited: {why}")
 
 
-def _refuse() -> NoReturn:
+def _refuse(_group: object) -> NoReturn:
     raise ValueError("its forward pass calls collectives itself")
 
 

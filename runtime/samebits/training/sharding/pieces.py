@@ -28,6 +28,7 @@ __all__ = [
     "Putting",
     "cut_for",
     "cut_like",
+    "in_place_of",
     "is_distributed",
     "is_without_memory",
     "local",
@@ -320,6 +321,11 @@ def _wrapped(piece: torch.Tensor, whole: torch.Tensor, mesh: Any, placements: An
         piece, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
     return tensor
+
+
+def in_place_of(part: torch.Tensor, target: Any) -> torch.Tensor:
+    """Return a new value for the local memory of ``target`` in the form that ``target`` has: a DTensor, or as it is."""
+    return _wrapped(part, target, target.device_mesh, target.placements) if is_distributed(target) else part
 
 
 def cut_for(whole: torch.Tensor, mesh: Any, placements: Any) -> torch.Tensor:

@@ -35,11 +35,15 @@ __all__ = [
     "accumulates",
     "attach",
     "declare_meshes",
+    "groups_beside",
+    "has_unmanaged",
     "is_flattened",
     "let_shrink",
+    "parameter_groups",
     "refuse_sequences",
     "require_supported",
     "reset",
+    "tensor_parallel_dimensions",
     "use_of",
 ]
 
@@ -136,7 +140,7 @@ def require_supported(
                 f"{name}.{path} is a DTensor over a mesh that was not built between samebits.init() and elastic.run; "
                 f"{_DECLINED}"
             )
-    for group in _groups(module):
+    for group in parameter_groups(module):
         reason = _unsupported(group)
         if reason:
             raise UsageError(f"{name} ({type(group.modules[0]).__name__}) uses {reason}; {_DECLINED}")
@@ -208,7 +212,7 @@ def use_of(name: str, module: nn.Module, world_size: int, pipeline: Pipeline | N
         model_parallel.update(dimension)
     for mesh in _tensor_parallel_meshes(module):
         model_parallel.update(_dimensions(_root_of(mesh), mesh))
-    for group in _groups(module):  # fully_shard averages gradients over these ranks
+    for group in parameter_groups(module):  # fully_shard averages gradients over these ranks
         mesh = group.mesh_info.mesh
         data_parallel.update(_dimensions(_root_of(mesh), mesh))
     found = {_words(root): root for root in roots.values()}
@@ -305,14 +309,14 @@ def accumulates(module: nn.Module) -> bool:
     return any(
         param.unsharded_accumulated_grad is not None
         or (hasattr(param, "_unsharded_param") and param._unsharded_param.grad is not None)
-        for group in _groups(module)
+        for group in parameter_groups(module)
         for param in group.fsdp_params
     )
 
 
 def reset(module: nn.Module) -> None:
     """Discard what an interrupted step has left: reshard the parameters and drop pending work."""
-    for group in _groups(module):
+    for group in parameter_groups(module):
         group._all_gather_result = None  # its work ends with the group, and waiting for it would raise
         for param in group.fsdp_params:
             fsdp2_private.drop_gradients(param)
@@ -376,8 +380,9 @@ def _shard(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], pg: d
 def _cut(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Replace each unsharded parameter and its moments by this rank's shard."""
     apart = [tensor for _, tensor in _tensor_parallel(module)]
-    cut = {id(param.sharded_param) for group in _groups(module) for param in group.fsdp_params} | set(map(id, apart))
-    for group in _groups(module):
+    groups = parameter_groups(module)
+    cut = {id(param.sharded_param) for group in groups for param in group.fsdp_params} | set(map(id, apart))
+    for group in groups:
         for param in group.fsdp_params:
             _shard_parameter(param)
     for tensor in apart:
@@ -436,7 +441,8 @@ def _states(module: nn.Module) -> Iterator[Any]:
             yield state
 
 
-def _groups(module: nn.Module) -> list[Any]:
+def parameter_groups(module: nn.Module) -> list[Any]:
+    """Return FSDP2's groups of parameters that are gathered and reduced together."""
     return [group for state in _states(module) for group in fsdp2_private.groups_of(state)]
 
 
@@ -447,7 +453,7 @@ def _distributed(module: nn.Module) -> Iterator[Any]:
 
 def _tensor_parallel(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield the DTensors that are not managed by ``fully_shard``, with their paths."""
-    managed = {id(param.sharded_param) for group in _groups(module) for param in group.fsdp_params}
+    managed = {id(param.sharded_param) for group in parameter_groups(module) for param in group.fsdp_params}
     for path, tensor in _named_tensors(module):
         if pieces.is_distributed(tensor) and id(tensor) not in managed:
             yield path, tensor
@@ -458,11 +464,28 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_buffers()
 
 
+def tensor_parallel_dimensions(module: nn.Module) -> set[int]:
+    """Return the dimensions of the module's mesh over which its layers are divided."""
+    return {dim for mesh in _tensor_parallel_meshes(module) for dim in _dimensions(_root_of(mesh), mesh)}
+
+
+def has_unmanaged(module: nn.Module) -> bool:
+    """Return whether a DTensor of the module is not managed by ``fully_shard``."""
+    return next(_tensor_parallel(module), None) is not None
+
+
+def groups_beside(mesh: Any, dimension: int) -> tuple[dist.ProcessGroup, ...]:
+    """Return this rank's groups along all dimensions of a whole mesh but one of its slice ``mesh``."""
+    root = _root_of(mesh)
+    left_out = _dimensions(root, mesh)[dimension]
+    return tuple(root.get_group(dim) for dim in range(root.ndim) if dim != left_out)
+
+
 def _tensor_parallel_meshes(module: nn.Module) -> Iterator[Any]:
     """Yield the meshes of tensors that were DTensors before ``fully_shard``, or are DTensors without it."""
     for _, tensor in _tensor_parallel(module):
         yield tensor.device_mesh
-    for group in _groups(module):
+    for group in parameter_groups(module):
         for param in group.fsdp_params:
             spec = fsdp2_private.tensor_parallel_spec(param)
             if spec is not None:
@@ -471,7 +494,7 @@ def _tensor_parallel_meshes(module: nn.Module) -> Iterator[Any]:
 
 def _mesh_infos(module: nn.Module) -> Iterable[Any]:
     """Return each mesh info once; the calls of ``fully_shard`` created them."""
-    return {id(one): one for group in _groups(module) for one in _infos_of(group)}.values()
+    return {id(one): one for group in parameter_groups(module) for one in _infos_of(group)}.values()
 
 
 def _infos_of(group: Any) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from samebits.core.messages import Sharding
 from samebits.errors import UsageError
 from samebits.training.process import context
-from samebits.training.sharding import filling, pieces, regrouping
+from samebits.training.sharding import filling, pieces, regrouping, replicas
 from samebits.training.sharding.pipeline import Pipeline
 from samebits.training.state.handlers import ModuleHandler, OptimizerHandler, StateHandler
 
@@ -194,6 +194,28 @@ class ShardedValues:
 
     def _pipeline_of(self, name: str) -> Pipeline | None:
         return self._pipeline if self._pipeline is not None and self._pipeline.name == name else None
+
+    @property
+    def not_summable(self) -> str:
+        """Why virtual workers cannot sum the gradients of the modules, with the fix; "" if they can."""
+        if reason := replicas.unsupported(self._modules):
+            return reason
+        use = self._use(1)
+        is_known = replicas.shard_count(use, self._modules.values()) is not None
+        return "" if is_known else f"the device mesh {use.mesh}. {replicas.FIX}"
+
+    @property
+    def shard_count(self) -> int:
+        """Into how many shards each replica divides its samples, if the gradients can be summed."""
+        return replicas.shard_count(self._use(1), self._modules.values()) or 1
+
+    def reduce_within_shard_groups(self) -> replicas.ReplicaPlace:
+        """Reduce gradients only within shard groups, and return this rank's place among the replicas."""
+        return replicas.reduce_within_shard_groups(self._modules.values())
+
+    def reduce_over_replicas(self) -> None:
+        """Let FSDP2 reduce gradients over the replicas again."""
+        replicas.reduce_over_replicas(self._modules.values())
 
     def accumulates(self) -> bool:
         """Return whether a module holds gradients that have not been reduced yet."""

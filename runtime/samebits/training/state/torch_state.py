@@ -23,6 +23,7 @@ from samebits.training.group.calling_place import calling_place
 from samebits.training.process import context
 from samebits.training.sharding import pieces, regrouping
 from samebits.training.sharding import pipeline as pipelines
+from samebits.training.sharding.replicas import ReplicaPlace
 from samebits.training.state.base_state import CommitSink
 from samebits.training.state.checkpoint_config import CheckpointConfig
 from samebits.training.state.compared import Named, is_hashable, shown
@@ -66,9 +67,9 @@ class TorchState(ObjectState):
         pipeline: the mesh dimension over which the stages of a pipeline are spread, as ``mesh["pp"]``; ``model`` is
             then an ``nn.ModuleList`` with the part of every stage, in order.
         global_batch, micro_batch: divide each optimizer step into ``global_batch / micro_batch`` virtual workers, so
-            that the bits of the result are the same at any world size up to that number. ``global_batch`` is the number
-            of samples in a step, ``micro_batch`` the loader's batch size. The loop runs one iteration for each
-            micro-batch, and only a rank's last iteration in a step changes the state.
+            that the bits of the result are the same at any world size up to that number; with HSDP, at any number of
+            replicas. ``global_batch`` is the number of samples in a step, ``micro_batch`` the loader's batch size. The
+            loop runs one iteration for each micro-batch, and only a rank's last iteration in a step changes the state.
         attributes: everything else, available as attributes: plain values, and objects supported by a
             :class:`~samebits.training.state.handlers.StateHandler`, such as modules, optimizers, and all with
             ``state_dict()`` and ``load_state_dict()``.
@@ -117,7 +118,9 @@ class TorchState(ObjectState):
             self.handlers, None if pipeline is None else pipelines.Pipeline("model", parts, pipeline)
         )
         self._virtual = (
-            None if sizes is None else VirtualWorkers(self.handlers, global_batch=sizes[0], micro_batch=sizes[1])
+            None
+            if sizes is None
+            else VirtualWorkers(self.handlers, global_batch=sizes[0], micro_batch=sizes[1], sharded=self._sharded)
         )
         self.is_world_size_free = self._virtual is not None
         self._habits = LoopHabits(
@@ -275,6 +278,8 @@ class TorchState(ObjectState):
     def _bind_virtual(self, virtual: VirtualWorkers, session: CommitSink | None) -> None:
         if session is None:
             virtual.end()
+            if self._sharded is not None:
+                self._sharded.reduce_over_replicas()
             return
         if not session.recovers:
             raise UsageError(
@@ -330,10 +335,16 @@ class TorchState(ObjectState):
         """Begin a generation, and drop all gradients. The current state is ``point`` on every rank."""
         self.drop_gradients()
         if self._virtual is not None:
-            self._virtual.begin()
+            self._virtual.begin(self._replica_place())
             self._draws_as = self._virtual.number
         super().begin(point)
         self._rate_steps.clear()
+
+    def _replica_place(self) -> ReplicaPlace:
+        """Return this rank's place among the replicas, which are the ranks if no value is sharded."""
+        if self._sharded is None:
+            return ReplicaPlace(context.get_rank(), context.get_world_size())
+        return self._sharded.reduce_within_shard_groups()
 
     def remember(self, point: Point) -> None:
         """Remember the current state as the commit ``point``."""

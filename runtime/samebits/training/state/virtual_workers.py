@@ -4,6 +4,9 @@ Each rank computes the micro-batches of several virtual workers, one in each ite
 a turn. Only the last turn takes an optimizer step. After each earlier turn, its gradients are added to a sum, and every
 other change that it made to the state is undone. Data, random numbers, buffers and the order of the sum belong to the
 virtual workers, so the bits do not depend on the world size.
+
+In an HSDP job, the shards of a replica take their turns together, each for a virtual worker of its own. FSDP2 averages
+the gradients of such a team within the replica, and the sum is over the teams.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from samebits.training.group import ddp
 from samebits.training.group.calling_place import calling_place
 from samebits.training.process import context
 from samebits.training.process.numerics import settle_threads
-from samebits.training.sharding.pieces import is_distributed
+from samebits.training.sharding.pieces import in_place_of, is_distributed, local
+from samebits.training.sharding.replicas import ReplicaPlace
 from samebits.training.state import rng
 from samebits.training.state.attributes import PlainAttributes
 from samebits.training.state.data.global_batch import BlockSum, TreeNode, block_of, sum_over_ranks
@@ -41,6 +45,7 @@ from samebits.training.state.handlers import (
     copied,
     same,
 )
+from samebits.training.state.sharded_values import ShardedValues
 
 _Slot = tuple[dict[str, Any], str]
 """A buffer: the dictionary that holds it, and its name there."""
@@ -55,12 +60,20 @@ class VirtualWorkers:
         handlers: the handlers of the state's values, by name.
         global_batch: samples in one optimizer step.
         micro_batch: samples in one virtual worker's batch, which the script's loader yields.
+        sharded: the sharded part of the state, if any.
 
     Raises:
         UsageError: the sizes are invalid, or a value of the state cannot be divided among virtual workers.
     """
 
-    def __init__(self, handlers: Mapping[str, StateHandler], *, global_batch: int, micro_batch: int) -> None:
+    def __init__(
+        self,
+        handlers: Mapping[str, StateHandler],
+        *,
+        global_batch: int,
+        micro_batch: int,
+        sharded: ShardedValues | None = None,
+    ) -> None:
         if micro_batch < 1 or global_batch < micro_batch or global_batch % micro_batch:
             raise UsageError(
                 f"TorchState(global_batch={global_batch}, micro_batch={micro_batch}): expected a global_batch that is "
@@ -72,7 +85,15 @@ class VirtualWorkers:
         self._count = global_batch // micro_batch
         self._handlers = handlers
         self._optimizer = _only_optimizer(handlers)
-        _require_supported(handlers, self._optimizer)
+        _require_supported(handlers, self._optimizer, sharded)
+        self._replica = ReplicaPlace(0, 1, shards=1 if sharded is None else sharded.shard_count)
+        self._teams = self._count // self._replica.shards
+        if self._count % self._replica.shards:
+            raise UsageError(
+                f"global_batch / micro_batch = {global_batch} / {micro_batch} gives {self._count} virtual workers, and "
+                f"each replica on the device mesh computes {self._replica.shards} at a time. Fix: a global_batch "
+                f"that is a multiple of {self._replica.shards} x {micro_batch}"
+            )
         self._modules = [one.value for one in handlers.values() if isinstance(one, ModuleHandler)]
         inside = [one for module in self._modules for one in module.modules()]
         self._attributes = PlainAttributes({str(number): one for number, one in enumerate(inside)})
@@ -83,7 +104,7 @@ class VirtualWorkers:
             module.register_forward_pre_hook(self._forward)
         _gate_step(self._optimizer, self)
         _gate_classes()
-        self._block: TreeNode = (0, self._count)
+        self._block: TreeNode = (0, self._teams)
         self._is_running = False
         self._is_collecting = False  # whether this module, and not the script, launches collectives
         self._hooks: dict[int, Any] = {}
@@ -94,8 +115,11 @@ class VirtualWorkers:
 
     # ---- one generation after another
 
-    def begin(self) -> None:
+    def begin(self, replica: ReplicaPlace) -> None:
         """Begin a generation from a commit.
+
+        Args:
+            replica: this rank's place among the replicas in this generation.
 
         Raises:
             UsageError: a wrapper reduces gradients in its own way.
@@ -108,7 +132,8 @@ class VirtualWorkers:
                 )
             wrapper.require_backward_grad_sync = False  # gradients are summed here, and buffers are combined here
             wrapper.require_forward_param_sync = False
-        self._block = block_of(context.get_rank(), context.get_world_size(), self._count)
+        self._replica = replica
+        self._block = block_of(replica.index, replica.count, self._teams)
         self._statistics, self._other_buffers = _buffers_of(self._modules)
         self._is_running = True
         _running[:] = [self]
@@ -140,7 +165,10 @@ class VirtualWorkers:
     @property
     def number(self) -> int:
         """The number of the virtual worker whose micro-batch is computed now."""
-        return self._block[0] + self._turn
+        return self._worker_of(self._block[0] + self._turn)
+
+    def _worker_of(self, team: int) -> int:
+        return team * self._replica.shards + self._replica.shard
 
     @property
     def takes_step(self) -> bool:
@@ -148,7 +176,7 @@ class VirtualWorkers:
 
         This is the rank's last turn in a step, or any turn outside ``elastic.run``.
         """
-        return not self._is_running or self.number + 1 == self._block[1]
+        return not self._is_running or self._turn + 1 == self._turns
 
     @property
     def _turns(self) -> int:
@@ -157,7 +185,7 @@ class VirtualWorkers:
     def _begin_share(self) -> None:
         """Begin the turns of the next step."""
         self._turn = 0
-        self._sum = BlockSum(self._count, self._block)
+        self._sum = BlockSum(self._teams, self._block)
         self._trained: list[nn.Parameter] = []  # parameters whose gradients are summed in this step
         self._kept: dict[str, Any] | None = None  # what the turns change, as it was before the first one
         self._settings: Any = None  # the optimizer's, at the first turn's commit
@@ -180,7 +208,7 @@ class VirtualWorkers:
         """
         size, filled, share = self.sizes[0], filled_up(rest, order, self.sizes[0]), list[int]()
         for start in range(0, len(filled), size):
-            for worker in range(*self._block):
+            for worker in map(self._worker_of, range(*self._block)):
                 first, *others = filled[start + worker : start + size : self._count]
                 place = len(order) - len(rest) + start
                 share += [FirstSample(first, f"{name}/{place}/{worker}"), *others]
@@ -355,7 +383,7 @@ class VirtualWorkers:
         buffers = self._buffers()
         if self.number == 0:
             self._first_buffers = [one.clone() for one in buffers[len(self._statistics) :]]
-        self._sum.add(self.number, self._flat(buffers))
+        self._sum.add(self._block[0] + self._turn, self._flat(buffers))
         for parameter in trained:
             parameter.grad = None
         if self.takes_step:
@@ -364,19 +392,23 @@ class VirtualWorkers:
 
     @contextlib.contextmanager
     def _collecting(self) -> Iterator[None]:
-        self._is_collecting = True
+        before, self._is_collecting = self._is_collecting, True  # a scaler's step contains an optimizer's
         try:
             yield
         finally:
-            self._is_collecting = False
+            self._is_collecting = before
 
-    def require_collective_allowed(self) -> None:
+    def require_collective_allowed(self, group: object) -> None:
         """Raise if the script calls a collective in a turn that other ranks may not have.
+
+        Args:
+            group: the ranks that call it. Those of one replica have the same turns.
 
         Raises:
             UsageError: this is a later turn of a step.
         """
-        if self._turn and not self._is_collecting:
+        is_within = any(group is one for one in self._replica.within)
+        if self._turn and not self._is_collecting and not is_within:
             raise UsageError(
                 f"{calling_place()}: a collective in micro-batch {self._turn + 1} of one step. With global_batch, "
                 "ranks may compute different numbers of micro-batches, so other ranks may not call it. Fix: "
@@ -389,34 +421,35 @@ class VirtualWorkers:
         They hold the gradients, flags that say which gradients exist, and the changes to batch statistics.
         """
         kind = self._kind()
-        grads = [one.grad for one in self._trained]
+        grads = [None if one.grad is None else local(one.grad) for one in self._trained]
         for parameter, grad in zip(self._trained, grads, strict=True):
-            if is_distributed(parameter) or parameter.is_complex() or (grad is not None and grad.is_sparse):
+            if parameter.is_complex() or (grad is not None and grad.is_sparse):
                 raise UsageError(
-                    "global_batch sums only dense, unsharded and real gradients, but the gradient of a parameter "
-                    f"of shape {tuple(parameter.shape)} is not. Fix: sparse=False, and no sharding"
+                    "global_batch sums only dense and real gradients, but the gradient of a parameter of shape "
+                    f"{tuple(parameter.shape)} is not. Fix: sparse=False"
                 )
         parts = [
-            torch.zeros(parameter.numel(), **kind) if grad is None else grad.flatten().to(**kind)
+            torch.zeros(local(parameter).numel(), **kind) if grad is None else grad.flatten().to(**kind)
             for parameter, grad in zip(self._trained, grads, strict=True)
         ]
         parts += [
             (after - before).flatten().to(**kind)
             for after, before, _ in zip(buffers, self._buffers_before, self._statistics, strict=False)
         ]
-        flat = torch.cat(parts).div_(self._count)
+        flat = torch.cat(parts).div_(self._teams)
         has_grad = torch.tensor([float(one is not None) for one in grads], **kind)
         return torch.cat([flat, has_grad])
 
     def _reduce(self) -> None:
         """Set every parameter's gradient to the mean over the global batch, and combine the buffers. A collective."""
         statistics = self._buffers_before[: len(self._statistics)]
-        lengths = [one.numel() for one in (*self._trained, *statistics)] + [len(self._trained)]
-        total = sum_over_ranks(self._sum.sums(), self._count, sum(lengths), **self._kind())
+        shapes = [local(one) for one in self._trained]
+        lengths = [one.numel() for one in (*shapes, *statistics)] + [len(shapes)]
+        total = sum_over_ranks(self._sum.sums(), self._teams, sum(lengths), **self._kind(), group=self._replica.across)
         *parts, has_grad = total.split(lengths)
-        for parameter, part, is_there in zip(self._trained, parts, has_grad.tolist(), strict=False):
+        for parameter, shape, part, is_there in zip(self._trained, shapes, parts, has_grad.tolist(), strict=False):
             if is_there:
-                parameter.grad = part.view_as(parameter).to(parameter.dtype, copy=True)
+                parameter.grad = in_place_of(part.view_as(shape).to(parameter.dtype, copy=True), parameter)
         changes = parts[len(self._trained) :]
         self._buffers_after = [
             before + change.view_as(before).to(before) for before, change in zip(statistics, changes, strict=True)
@@ -548,7 +581,11 @@ def _only_optimizer(handlers: Mapping[str, StateHandler]) -> torch.optim.Optimiz
     return found
 
 
-def _require_supported(handlers: Mapping[str, StateHandler], optimizer: torch.optim.Optimizer) -> None:
+def _require_supported(
+    handlers: Mapping[str, StateHandler], optimizer: torch.optim.Optimizer, sharded: ShardedValues | None
+) -> None:
+    if sharded is not None:
+        _require_summable(sharded, handlers, optimizer)
     for name, handler in handlers.items():
         value, reason = handler.value, ""
         if isinstance(handler, ModuleHandler):
@@ -556,8 +593,8 @@ def _require_supported(handlers: Mapping[str, StateHandler], optimizer: torch.op
                 reason = "SyncBatchNorm, which computes statistics over the ranks. Fix: use BatchNorm"
             elif handler.has_extra_state:
                 reason = "extra state (get_extra_state), which each rank changes in its own way. Fix: remove it"
-            elif any(is_distributed(one) or one.is_meta for one in value.parameters()):
-                reason = "sharded parameters. Fix: DistributedDataParallel"
+            elif sharded is None and any(one.is_meta for one in value.parameters()):
+                reason = "parameters on the meta device. Fix: build the model in memory"
         elif isinstance(value, torch.optim.LBFGS):
             reason = "LBFGS, whose step computes gradients itself. Fix: use another optimizer"
         elif hasattr(value, "_averages"):
@@ -575,6 +612,26 @@ def _require_supported(handlers: Mapping[str, StateHandler], optimizer: torch.op
             f"TorchState(global_batch=…): the parameters are on several devices ({', '.join(map(str, devices))}). Fix: "
             "put the model on one device, or leave global_batch out"
         )
+
+
+def _require_summable(
+    sharded: ShardedValues, handlers: Mapping[str, StateHandler], optimizer: torch.optim.Optimizer
+) -> None:
+    """Raise unless FSDP2 shards everything that is trained, and shards it within the replicas of a mesh.
+
+    Raises:
+        UsageError: the message names the reason.
+    """
+    reason = sharded.not_summable
+    modules = [(name, one.value) for name, one in handlers.items() if isinstance(one, ModuleHandler)]
+    trained = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    if not reason and not all(map(is_distributed, trained)):
+        reason = "trained parameters that are not sharded. Fix: fully_shard() without ignored_params"
+    for name, module in modules:
+        if any(isinstance(one, _NormBase) and one.track_running_stats for one in module.modules()):
+            reason = reason or f"batch statistics in state.{name}, which is sharded. Fix: LayerNorm or GroupNorm"
+    if reason:
+        raise UsageError(f"TorchState(global_batch=…): virtual workers are not possible with {reason}")
 
 
 def _buffers_of(modules: Sequence[nn.Module]) -> tuple[list[_Slot], list[_Slot]]:
@@ -616,14 +673,14 @@ def took_batch(sampler: object) -> None:
         _running[0].took_batch(sampler)
 
 
-def require_collective_allowed() -> None:
-    """Raise if a collective is called in a turn that other ranks may not have.
+def require_collective_allowed(group: object) -> None:
+    """Raise if a collective of a group is called in a turn that its other ranks may not have.
 
     Raises:
         UsageError: the message names the line that calls the collective.
     """
     if _running:
-        _running[0].require_collective_allowed()
+        _running[0].require_collective_allowed(group)
 
 
 def _gate_step(optimizer: torch.optim.Optimizer, workers: VirtualWorkers) -> None:
@@ -715,7 +772,8 @@ def _gated_scaling(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
                 workers.stepping()
                 torch_private.count_as_stepped(args[0] if args else kwargs["optimizer"])
             return None
-        result = method(scaler, *args, **kwargs)
+        with workers._collecting():  # for a check of sharded gradients for infinite values
+            result = method(scaler, *args, **kwargs)
         if name == "step":
             workers.stepped_by_scaler()
         return result

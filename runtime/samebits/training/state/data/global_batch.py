@@ -95,7 +95,13 @@ class BlockSum:
 
 
 def sum_over_ranks(
-    sums: Sequence[torch.Tensor], count: int, length: int, *, dtype: torch.dtype, device: torch.device
+    sums: Sequence[torch.Tensor],
+    count: int,
+    length: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """Sum over the tree on every rank. A collective.
 
@@ -108,8 +114,9 @@ def sum_over_ranks(
         count: micro-batches of all ranks.
         length: elements of each sum.
         dtype, device: those of the sums.
+        group: the ranks to sum over, in the order of their blocks; None: all.
     """
-    root, world_size = (0, count), context.get_world_size()
+    root, world_size = (0, count), context.get_world_size() if group is None else group.size()
     blocks = [block_of(rank, world_size, count) for rank in range(world_size)]
     nodes = [subtrees_within(root, block) for block in blocks]
     if world_size == 1:
@@ -125,10 +132,11 @@ def sum_over_ranks(
         mine.view(-1),
         [len(of) * shard for of in nodes],
         [len(sums) * shard] * world_size,
+        group=group,
     )
     parts = dict(zip([node for of in nodes for node in of], theirs, strict=True))
     total = torch.empty(world_size * shard, dtype=dtype, device=device)
-    dist.all_gather(list(total.view(world_size, shard)), sum_of(root, parts))
+    dist.all_gather(list(total.view(world_size, shard)), sum_of(root, parts), group=group)
     return total[:length]
 
 
