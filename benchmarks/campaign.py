@@ -41,8 +41,7 @@ from samebits.account.events import EventKind
 from samebits.account.history import account
 from samebits.commands.drill.command import free_port
 from samebits.commands.drill.orders import ImpossibleError
-from samebits.commands.drill.outcome import DrillOutcome, Injected
-from samebits.commands.drill.plan import Planned, drawn, steps_of
+from samebits.commands.drill.plan import DrillOutcome, Injected, Planned, drawn, steps_of
 from samebits.commands.drill.rehearsal import Rehearsal, free_environment
 
 OURS = "SameBits"

@@ -28,10 +28,10 @@ from samebits.core.state import JobState
 from samebits.etcd_place import EtcdAccess
 from samebits.service.scheduling.loop import seldom_collected
 from samebits.store import journal_format
+from samebits.store.etcd.gateway import EtcdGateway
+from samebits.store.etcd.quorum_log import JOURNALS, read_log
 from samebits.store.journal import JOURNAL_FILE, Journal, read_journal
-from samebits.store.quorum.gateway import EtcdGateway
-from samebits.store.quorum.quorum_log import JOURNALS, read_log
-from tests.store.quorum.etcd_cluster import EtcdCluster, cluster_in
+from tests.store.etcd.etcd_cluster import EtcdCluster, cluster_in
 
 STANDBY = "standby"
 SETTLE_S = 1.5  # until the last messages of a formation are read and all have started their heartbeats

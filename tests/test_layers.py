@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "core.replacement_names",
             "core.messages",
             "core.watch.node_check",
-            "core.watch.pace",
+            "core.watch.stragglers",
             "core.point",
             "core.ready",
             "core.records",
@@ -160,7 +160,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("scheduler",),
     ),
     "training": (
-        ("fsdp2_private", "main_thread_time", "torch_private", "torch_versions", "value_trees"),
+        ("fsdp2_private", "main_thread_time", "torch_private", "value_trees"),
         ("group",),
         ("process", "sharding"),
         ("state",),

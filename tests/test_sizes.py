@@ -77,7 +77,6 @@ def test_no_folder_has_more_files_than_a_reader_can_scan() -> None:
 
 OF_OTHER_FRAMEWORKS = {
     "TorchState": "Horovod's users import it from its elastic module",
-    "Checkpoint": "Ray Train's users import it from samebits.ray; the store has its own",
     "Trainer": "Lightning's and transformers' users import it from their integration",
 }
 """Names that other frameworks give, each with the reason why it has two definitions."""

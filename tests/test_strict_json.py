@@ -167,7 +167,7 @@ PLAIN_JSON = {
     "strict_json.py": "the helper",
     "store/checkpoint/point_format.py": "its numbers are compared with the file's size and meet no float",
     "commands/drill/inside.py": "copied into a drill's processes; has the standard library alone",
-    "store/quorum/gateway.py": "typed structs of bytes and integers, of bounded size",
+    "store/etcd/gateway.py": "typed structs of bytes and integers, of bounded size",
     "hosts/local_cluster.py": "typed structs in a file that only this command writes",
 }
 

@@ -29,8 +29,7 @@ from benchmarks.campaign_kinds import KINDS, QUICK, Kind, named
 from benchmarks.processes import REPOSITORY
 from benchmarks.report import MISSING, problems
 from samebits.account.events import EventKind, JobEvent
-from samebits.commands.drill.outcome import DrillOutcome, Injected, NotInjected
-from samebits.commands.drill.plan import DrillFault
+from samebits.commands.drill.plan import DrillFault, DrillOutcome, Injected, NotInjected
 
 FAILURE_TYPES = {
     "checkpoint_corruption",

@@ -27,7 +27,7 @@ from benchmarks.control_plane_trials import Kept, Losses, MassLoss, Served
 from benchmarks.report import MISSING, problems
 from benchmarks.workers import control_plane_bare
 from samebits.core import messages
-from tests.store.quorum.etcd_cluster import ETCD
+from tests.store.etcd.etcd_cluster import ETCD
 
 
 def served(form_s: float, form_cpu_s: float, beats_cpu_s: float, back_s: float) -> Served:

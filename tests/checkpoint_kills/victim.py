@@ -100,7 +100,7 @@ def state_of(step: int, elements: int) -> dict[str, object]:
     }
 
 
-def is_right(checkpoint: checkpoints.Checkpoint) -> bool:
+def is_right(checkpoint: checkpoints.LoadedPoint) -> bool:
     """Return whether every value is that of the point's step."""
     saved = snapshot.join(checkpoint.tree, checkpoint.tensors)
     expected = state_of(checkpoint.header.point.step, saved["weight"].numel())

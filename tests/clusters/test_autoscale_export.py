@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from samebits.commands.autoscale import main
-from samebits.dashboard.metrics import exposition
+from samebits.dashboard.web_app import exposition
 from samebits.errors import UsageError
 from tests.clusters.test_kubernetes import NEWEST, VERSIONS, require_valid
 

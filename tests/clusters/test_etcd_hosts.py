@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from samebits.etcd_place import EtcdAccess, EtcdPlace
+from samebits.store.etcd.gateway import EtcdGateway
+from samebits.store.etcd.quorum_log import CHUNK_BYTES, JOURNALS, QuorumClaim, QuorumLog, read_log
 from samebits.store.journal import read_journal
-from samebits.store.quorum.gateway import EtcdGateway
-from samebits.store.quorum.quorum_log import CHUNK_BYTES, JOURNALS, QuorumClaim, QuorumLog, read_log
 from tests.clusters.hosts import HostsJob
 from tests.clusters.namespaces import Host, Switch, cut_off, mend
-from tests.store.quorum.etcd_cluster import ETCD, EtcdCluster, cluster_in
+from tests.store.etcd.etcd_cluster import ETCD, EtcdCluster, cluster_in
 
 pytestmark = [
     pytest.mark.system,

@@ -19,7 +19,7 @@ from samebits.errors import SecretError, UsageError
 from samebits.hosts import ray_cluster as ray_hosts
 from samebits.store.process_identity import ProcessIdentity
 from tests.clusters.ray_cluster import HOSTS, REDIS, RayCluster
-from tests.store.quorum.etcd_cluster import ETCD, cluster_in
+from tests.store.etcd.etcd_cluster import ETCD, cluster_in
 from tests.system.job import PROBE, JobFolder
 from tests.system.probe import gate_of
 from tests.system.processes import REPOSITORY, signal_process

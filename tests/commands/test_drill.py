@@ -23,8 +23,17 @@ from samebits.account.events import EventKind, JobEvent
 from samebits.commands.drill.command import html_of, lines_of, main, report
 from samebits.commands.drill.compare import Compared, Differing, compare
 from samebits.commands.drill.faults import flip_bit
-from samebits.commands.drill.outcome import DrillOutcome, Injected, NotInjected
-from samebits.commands.drill.plan import AwaitedEvent, DrillFault, Planned, drawn, faults_of, steps_of
+from samebits.commands.drill.plan import (
+    AwaitedEvent,
+    DrillFault,
+    DrillOutcome,
+    Injected,
+    NotInjected,
+    Planned,
+    drawn,
+    faults_of,
+    steps_of,
+)
 from samebits.commands.drill.rehearsal import (
     REVIVE_AFTER_S,
     EventsFileWatch,

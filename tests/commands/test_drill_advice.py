@@ -9,8 +9,7 @@ import pytest
 from samebits.account.events import EventKind, JobEvent
 from samebits.commands.drill.advice import USUAL, UserScript, advise, never_commits
 from samebits.commands.drill.compare import Compared, Differing
-from samebits.commands.drill.outcome import DrillOutcome, Injected
-from samebits.commands.drill.plan import DrillFault
+from samebits.commands.drill.plan import DrillFault, DrillOutcome, Injected
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = (ROOT / "examples/digits/train.py").read_text(encoding="utf-8")

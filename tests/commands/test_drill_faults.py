@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from samebits.commands.drill import inside, preloaded
+from samebits.commands.drill import inside, orders
 from samebits.commands.drill.command import free_port
 from samebits.commands.drill.faults import (
     _GIVERS,
@@ -31,10 +31,9 @@ from samebits.commands.drill.faults import (
     flip_bit,
     group_above,
 )
-from samebits.commands.drill.orders import DrillOrders, ImpossibleError
+from samebits.commands.drill.orders import DrillOrders, ImpossibleError, Preloaded
 from samebits.commands.drill.partition import INSIDE, OUTSIDE, PortForward
 from samebits.commands.drill.plan import AwaitedEvent, DrillFault, host_of
-from samebits.commands.drill.preloaded import Preloaded
 from samebits.errors import CheckpointError
 from samebits.launcher.spawning import execute
 from samebits.store import checkpoint
@@ -475,7 +474,7 @@ def test_failing_or_hanging_compiler_makes_the_fault_impossible(
     Path("cc").write_text(compiler)
     Path("cc").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(preloaded, "COMPILER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(orders, "COMPILER_TIMEOUT_S", 0.5)
     with pytest.raises(ImpossibleError, match=said):
         Preloaded(tmp_path, tmp_path)
     if (child := Path("child")).exists():

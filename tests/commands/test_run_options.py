@@ -309,7 +309,7 @@ def test_too_few_hosts_are_waited_for_with_a_message(
 ) -> None:
     for name, text in (("TOPO_TIMEOUT", "0.3"), ("NODE_TIMEOUT", "0.3"), ("HEARTBEAT_INTERVAL", "0.1")):
         monkeypatch.setenv(name, text)
-    monkeypatch.setattr("samebits.commands.run.first_hosts.EVERY_S", 0.01)
+    monkeypatch.setattr("samebits.commands.run.command.EVERY_S", 0.01)
     words = ["--host-discovery-script", "printf 'localhost\\nb:4\\n'", "--nnodes", "2:4", "train.py"]
     assert main(["run", "--dry-run", *words]) == 80
     said = capsys.readouterr().err

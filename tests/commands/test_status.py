@@ -17,7 +17,7 @@ from samebits.core.end_kinds import EndKind
 from samebits.core.messages import Activity
 from samebits.dashboard.watching import _job
 from samebits.errors import SchedulerUnreachableError, UsageError
-from samebits.launcher.exit_report import JobOutcome
+from samebits.launcher.job_outcome import JobOutcome
 from samebits.service import status
 from samebits.store.process_identity import ProcessIdentity, host_id
 from tests.core.house import training_house

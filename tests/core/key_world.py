@@ -16,8 +16,7 @@ import msgspec
 
 from samebits.core.agent.agent_events import KeyAsk
 from samebits.core.agent.key_calls import KeyCalls
-from samebits.core.keys.key_records import SCHEMA, KeyRecord
-from samebits.core.keys.key_store import KeyStore, replay
+from samebits.core.keys.key_store import SCHEMA, KeyRecord, KeyStore, replay
 from samebits.core.messages import Credential, KeyAnswer, KeyCall, KeyOp
 from tests.core.linearizability import Called
 

@@ -13,8 +13,7 @@ import pytest
 from samebits.core.agent.agent_events import KeyAsk
 from samebits.core.agent.key_calls import KeyCalls
 from samebits.core.keys import key_store
-from samebits.core.keys.key_records import KeyDeleted, KeyRecord, KeyWritten
-from samebits.core.keys.key_store import KeyReady, KeyStore
+from samebits.core.keys.key_store import KeyDeleted, KeyReady, KeyRecord, KeyStore, KeyWritten
 from samebits.core.messages import KeyAnswer, KeyCall, KeyOp, KeyOutcome
 from samebits.core.values import replace
 from tests.core.key_world import Build, Unanswered, World

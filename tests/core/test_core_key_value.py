@@ -9,8 +9,16 @@ from samebits.core.agent.agent_core import AgentCore, AgentPolicy
 from samebits.core.agent.agent_events import Answered, Called, Connected, Disconnected, GaveUp, Heard, KeyAsk, Passed
 from samebits.core.agent.key_calls import SAY_AGAIN_S, KeyCalls
 from samebits.core.keys import key_store
-from samebits.core.keys.key_records import MAX_KEPT_ANSWERS, KeyDeleted, KeyRecord, KeyWritten
-from samebits.core.keys.key_store import KeyStore, StoredValue, newest, replay
+from samebits.core.keys.key_store import (
+    MAX_KEPT_ANSWERS,
+    KeyDeleted,
+    KeyRecord,
+    KeyStore,
+    KeyWritten,
+    StoredValue,
+    newest,
+    replay,
+)
 from samebits.core.messages import (
     MAX_KEY_BYTES,
     MAX_VALUE_BYTES,

@@ -18,7 +18,6 @@ from samebits.core import messages, records, reports
 OTHER_FACTS: dict[frozenset[str], str] = {
     frozenset({"generation", "step"}): "a point is a state, a cut is a bound, and Completed a moment",
     frozenset({"message", "session"}): "what came in, and what goes out",
-    frozenset({"ended", "key_records", "notes", "records", "sends"}): "one step's Ready, and those of a whole pass",
 }
 """Field sets that different facts share, each with the reason."""
 

@@ -9,9 +9,8 @@ import pytest
 
 from samebits.core.messages import Activity, Depart, Process, ReportEnvelope
 from samebits.core.reports import MAX_STEP_US, Ailment, HealthReport, Sign, StepTime, StepTiming
-from samebits.core.watch import pace
-from samebits.core.watch.pace import STEPS, Slowness, compare, mean_of, sentence
-from samebits.core.watch.stragglers import LOOK_S
+from samebits.core.watch import stragglers
+from samebits.core.watch.stragglers import LOOK_S, STEPS, Slowness, compare, mean_of, sentence
 from tests.core.house import House, policy
 
 CASES = 500
@@ -229,7 +228,7 @@ def _waiting_counts(time: StepTime) -> int:
 def test_random_cases_catch_the_broken_build(
     name: str, broken: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, name, broken)
+    monkeypatch.setattr(stragglers, name, broken)
     monkeypatch.setitem(globals(), name, broken)
     monkeypatch.setitem(globals(), "CASES", 100)
     with pytest.raises(AssertionError):

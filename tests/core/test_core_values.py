@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samebits.core import messages, records
-from samebits.core.keys import key_records
+from samebits.core.keys import key_store
 from samebits.core.messages import Activity, Credential, Heartbeat, Refusal, Refused, RoundId
 from samebits.core.point import Point
 from samebits.core.values import Meta, Schema, Value
@@ -24,7 +24,7 @@ from samebits.errors import ProtocolError
 from samebits.net import copies
 from samebits.printable import printable
 from samebits.service.copies import buddy
-from samebits.training.process import member_info
+from samebits.training.process import next_group
 
 EDGES: dict[type, Any] = {int: (-(2**63), 2**63 - 1), float: (-1e300, 1e300)}
 STORED = Path(__file__).parents[1] / "stored" / "packed.json"
@@ -78,7 +78,7 @@ WIRE += [messages.StatusQuery, messages.StopJob, messages.OperatorDecision, mess
 WIRE += [messages.Restarting]
 JOURNAL = [*typing.get_args(records.Record)]
 EVERY = [*((messages.SCHEMA, kind) for kind in dict.fromkeys(WIRE)), *((records.SCHEMA, kind) for kind in JOURNAL)]
-EVERY += [(key_records.SCHEMA, kind) for kind in typing.get_args(key_records.KeyRecord)]
+EVERY += [(key_store.SCHEMA, kind) for kind in typing.get_args(key_store.KeyRecord)]
 NAMES = [kind.__name__ for _, kind in EVERY]
 
 PLAIN = st.recursive(
@@ -163,7 +163,7 @@ def _same(one: Any, other: Any) -> bool:
 
 @given(PLAIN)
 def test_garbage_is_a_protocol_error(plain: Any) -> None:
-    for schema in (messages.SCHEMA, records.SCHEMA, key_records.SCHEMA):
+    for schema in (messages.SCHEMA, records.SCHEMA, key_store.SCHEMA):
         try:
             value = read(schema, plain)
         except ProtocolError:
@@ -295,7 +295,7 @@ SCHEMAS: dict[str, Schema[Any]] = {
     "records": records.SCHEMA,
     "copies": copies.SCHEMA,
     "buddy": buddy._SCHEMA,
-    "member_info": member_info._SCHEMA,
+    "member_info": next_group._SCHEMA,
 }
 
 

@@ -12,8 +12,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from samebits.config import Settings
-from samebits.dashboard.metrics import exposition
 from samebits.dashboard.watching import JobWatch
+from samebits.dashboard.web_app import exposition
 
 PLACE = Path(__file__).resolve().parents[2] / "examples" / "monitoring"
 METRIC = re.compile(r"\bsamebits_\w+")

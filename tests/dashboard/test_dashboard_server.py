@@ -29,10 +29,9 @@ from samebits.core.messages import Process
 from samebits.dashboard import command, watching, web_app
 from samebits.dashboard.guard import Guard
 from samebits.dashboard.incident import without_remedy
-from samebits.dashboard.metrics import exposition
 from samebits.dashboard.report import gathered, html_of_folder
 from samebits.dashboard.watching import LOG_BYTES, JobWatch
-from samebits.dashboard.web_app import FILES, MAX_URL, STATIC, Pages, app_of
+from samebits.dashboard.web_app import FILES, MAX_URL, STATIC, Pages, app_of, exposition
 from samebits.launcher.scheduler_link import Linked, LinkNews, SchedulerLink, Unlinked
 from samebits.printable import printable
 from samebits.store.process_identity import ProcessIdentity, host_id

@@ -34,13 +34,13 @@ from samebits.training.group.calling_place import PACKAGE_FOLDER
 from samebits.training.group.group import Group, form_alone, is_communication_failure
 from samebits.training.process import context
 from samebits.training.process.device_view import DeviceView, wait_for_memory
-from samebits.training.run import watchdog
+from samebits.training.run import stuck_collective
 from tests.device import backend
 from tests.device.groups import Meeting
 from tests.device.script import sha256_of
 
 BREAK_RETURNS_WITHIN_S = 2.0
-QUEUED_S = 6 * watchdog.STUCK_LOOKS * watchdog.LOOK_EVERY_S
+QUEUED_S = 6 * stuck_collective.STUCK_LOOKS * stuck_collective.LOOK_EVERY_S
 """Longer than a thread may be at rest in a collective."""
 WAITING = ("synchronize", "item", "tolist", "cpu", "query", "empty", "clone", "to", "copy_")
 """Names of calls that may wait for the device, or allocate on it."""
@@ -92,7 +92,7 @@ def hanging_item() -> None:
     """The script itself waits for a collective that no abort ends."""
     device = torch.device(backend.NAME, 0)
     group = form_alone(device)
-    on_break = watchdog.guarded(group.break_, lambda: group.is_cut, is_busy=devices.busy_watch(device))
+    on_break = stuck_collective.guarded(group.break_, lambda: group.is_cut, is_busy=devices.busy_watch(device))
     torch.get_device_module(device).hold_collectives(True)
     rows = torch.ones(4, device=device)
     dist.all_reduce(rows)
@@ -104,7 +104,7 @@ def spinning_launch() -> None:
     """A launch uses a whole core and waits for a peer that is gone, as torch waits for NCCL's group calls."""
     device = torch.device(backend.NAME, 0)
     group = form_alone(device)
-    on_break = watchdog.guarded(group.break_, lambda: group.is_cut, is_busy=devices.busy_watch(device))
+    on_break = stuck_collective.guarded(group.break_, lambda: group.is_cut, is_busy=devices.busy_watch(device))
     torch.get_device_module(device).hold_collectives(True)
     threading.Timer(0.2, on_break, ("a test",)).start()
     dist.all_reduce(torch.ones(4, device=device))
@@ -118,7 +118,7 @@ def locked_communicator() -> None:
     for one in ranks:
         one.begin()
     ranks[0].form()
-    on_break = watchdog.guarded(ranks[0].break_, lambda: ranks[0].is_cut, is_busy=devices.busy_watch(device))
+    on_break = stuck_collective.guarded(ranks[0].break_, lambda: ranks[0].is_cut, is_busy=devices.busy_watch(device))
     threading.Timer(0.2, on_break, ("a test",)).start()
     dist.all_reduce(torch.ones(4, device=device))
     print("left", flush=True)
@@ -344,7 +344,7 @@ def waiting_pair() -> None:
     """A receive from a peer that is gone ends with the group, or else the process does."""
     device = torch.device(backend.NAME, 0)
     group = form_alone(device)
-    on_break = watchdog.guarded(group.break_, lambda: group.is_cut, is_busy=devices.busy_watch(device))
+    on_break = stuck_collective.guarded(group.break_, lambda: group.is_cut, is_busy=devices.busy_watch(device))
     torch.get_device_module(device).hold_collectives(True)
     rows = torch.ones(4, device=device)
     work = group.pg.recv([rows], 0, 0)

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from samebits.errors import GenerationEndedError
 from samebits.training.group import device as devices
 from samebits.training.group.group import Exchange, Group, form_alone, is_communication_failure
-from samebits.training.run import watchdog
+from samebits.training.run import stuck_collective
 from tests.device.script import memory_bytes
 from tests.system.cycles import Holding, holding_of
 
@@ -92,7 +92,8 @@ def break_while_it_connects(device: torch.device) -> float:
     ranks = [Group(device, rank, 2, meeting.of(rank), name="a test") for rank in range(2)]
     for one in ranks:
         one.begin()
-    break_guarded = watchdog.guarded(ranks[0].break_, lambda: ranks[0].is_cut, is_busy=devices.busy_watch(device))
+    is_busy = devices.busy_watch(device)
+    break_guarded = stuck_collective.guarded(ranks[0].break_, lambda: ranks[0].is_cut, is_busy=is_busy)
     broken_s: list[float] = []
 
     def break_it() -> None:
@@ -113,7 +114,7 @@ def break_while_it_connects(device: torch.device) -> float:
         assert broken_s, f"the rank returned before the group was broken: {error}"
         return time.monotonic() - broken_s[0]
     finally:
-        watchdog.left()
+        stuck_collective.left()
         ranks[1].drop()
     raise AssertionError("a group without its peer was formed, and has added up")
 

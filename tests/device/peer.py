@@ -18,7 +18,7 @@ import torch.distributed as dist
 from samebits.errors import GenerationEndedError
 from samebits.training.group import device as devices
 from samebits.training.group.group import Group, form_alone, is_communication_failure
-from samebits.training.run import watchdog
+from samebits.training.run import stuck_collective
 
 RANKS = 2
 LOOK_S = 0.01
@@ -56,7 +56,7 @@ def main() -> None:
     if rank > 0:
         while True:
             time.sleep(1.0)
-    on_break = watchdog.guarded(group.break_, lambda: group.is_cut, is_busy=devices.busy_watch(device))
+    on_break = stuck_collective.guarded(group.break_, lambda: group.is_cut, is_busy=devices.busy_watch(device))
     broken_s: list[float] = []
 
     def break_it() -> None:
@@ -77,7 +77,7 @@ def main() -> None:
             raise
     assert broken_s, "the collective ended without its peer, before the group was broken"
     left_s = time.monotonic() - broken_s[0]
-    watchdog.left()
+    stuck_collective.left()
     group.drop()
     devices.require_sound(device)
     form_alone(device)

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from samebits.core import messages, records
-from samebits.core.keys import key_records
+from samebits.core.keys import key_store
 from samebits.errors import ProtocolError
 
 LONGEST_TEXT = 2000
-SCHEMAS = (messages.SCHEMA, records.SCHEMA, key_records.SCHEMA)
+SCHEMAS = (messages.SCHEMA, records.SCHEMA, key_store.SCHEMA)
 
 
 def check(data: bytes) -> None:

@@ -19,7 +19,7 @@ import samebits.horovod as hvd
 from samebits.core.point import Point
 from samebits.errors import CommunicationError, GenerationEndedError, UsageError
 from samebits.training.group import transfer
-from samebits.training.horovod import collectives, world
+from samebits.training.horovod import collectives
 from samebits.training.process import context
 from tests.training.commits import Commits, bits_of
 
@@ -203,7 +203,7 @@ def alike(peers: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
         for one in gathered:
             one.copy_(mine)
 
-    monkeypatch.setattr(world, "has_group", lambda: True)
+    monkeypatch.setattr(collectives, "has_group", lambda: True)
     monkeypatch.setattr(transfer, "gather", lambda number, _: [number] * 3)
     monkeypatch.setattr(dist, "all_gather", all_gather)
     monkeypatch.setattr(dist, "broadcast", lambda tensor, _: tensor.fill_(7.0))
@@ -250,9 +250,9 @@ def test_parameters_are_changed_in_place_with_gradients_switched_on(peers: Simpl
 
 
 def test_root_0_is_the_newest_commits_holder_only_within_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [world.root(0), world.root(2)] == [0, 2]
-    monkeypatch.setattr(world, "source_of_sync", lambda: 2)
-    assert [world.root(0), world.root(1)] == [2, 1]
+    assert [collectives.rank_of_root(0), collectives.rank_of_root(2)] == [0, 2]
+    monkeypatch.setattr(collectives, "source_of_sync", lambda: 2)
+    assert [collectives.rank_of_root(0), collectives.rank_of_root(1)] == [2, 1]
 
 
 def test_scripts_seed_is_the_states(peers: SimpleNamespace) -> None:

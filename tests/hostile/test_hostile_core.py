@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from samebits.core import messages, records
-from samebits.core.keys import key_records
+from samebits.core.keys import key_store
 from samebits.core.ledger import Policy
 from samebits.core.messages import PROTOCOL, Activity, Credential, Heartbeat, Holdings, Join, Process, Register, RoundId
 from samebits.core.point import Point
@@ -115,7 +115,7 @@ class Scheduler:
     def _carry_out(self, ready: Ready) -> None:
         self._journal += [records.SCHEMA.pack(record) for record in ready.records]
         for record in ready.key_records:
-            assert key_records.SCHEMA.unpack(key_records.SCHEMA.pack(record)) == record
+            assert key_store.SCHEMA.unpack(key_store.SCHEMA.pack(record)) == record
         for send in ready.sends:
             self.line.send(send.session, send.message)
         for note in (*ready.notes, *self.strangers.lines(self.now)):

@@ -19,8 +19,8 @@ from samebits.core.watch.audits import AuditResult, Follows, Known, Roles, sente
 from samebits.errors import UnequalError
 from samebits.launcher import job_spec
 from samebits.launcher.end_summary import _fix, say
-from samebits.launcher.exit_report import JobOutcome
 from samebits.launcher.follower_decisions import Following, FollowResult
+from samebits.launcher.job_outcome import JobOutcome
 from samebits.launcher.job_spec import JobSpec
 from samebits.launcher.progress_line import Screen
 from samebits.store.text_log import EventLog

@@ -9,7 +9,8 @@ import pytest
 
 from samebits.account.job_view import JOURNAL, JobView, PresenceState
 from samebits.core.end_kinds import EndKind
-from samebits.launcher.exit_report import (
+from samebits.launcher.follower_decisions import Following, FollowResult
+from samebits.launcher.job_outcome import (
     GATHER_OWN_S,
     GATHER_S,
     MOST_WAYS,
@@ -19,7 +20,6 @@ from samebits.launcher.exit_report import (
     sentence,
     sentences,
 )
-from samebits.launcher.follower_decisions import Following, FollowResult
 from samebits.launcher.processes import Death
 from samebits.store.process_identity import ProcessIdentity
 from samebits.tracebacks import Failure

@@ -14,7 +14,7 @@ from samebits.config import Settings
 from samebits.core.causes.restarts import OWN_ERROR_WAIT_S, Loss, Sort
 from samebits.errors import ListenError, ScriptFailedError, SettingsError, StoreError
 from samebits.launcher import job_spec
-from samebits.launcher.exit_report import verdict_of
+from samebits.launcher.job_outcome import verdict_of
 from samebits.launcher.job_spec import JobSpec
 from samebits.launcher.processes import read_pid_files
 from samebits.launcher.spawning import Program, StartLock

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from samebits.net import intake_guard
-from samebits.net.intake_guard import IntakeGuard
+from samebits.net import gate
+from samebits.net.gate import IntakeGuard
 
 WITHIN_S = 30.0
 
@@ -28,7 +28,7 @@ def test_guard_continues_when_the_process_has_run_out_of_descriptors(monkeypatch
         compared.append(True)
         of(self)
 
-    monkeypatch.setattr(intake_guard, "GROWTH_BYTES", -(1 << 40))
+    monkeypatch.setattr(gate, "GROWTH_BYTES", -(1 << 40))
     monkeypatch.setattr(IntakeGuard, "_compare", compare)
     guard = IntakeGuard(1, lambda _: None)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

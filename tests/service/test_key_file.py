@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from samebits.core.keys.key_records import KeyRecord
+from samebits.core.keys.key_store import KeyRecord
 from samebits.core.messages import Credential, KeyAnswer, KeyCall, KeyOp, KeyOutcome
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.state import JobState

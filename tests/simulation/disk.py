@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samebits.store import durable, journal
-from samebits.store.quorum import quorum_log
+from samebits.store.etcd import quorum_log
 
 SECTOR_BYTES = 512
 ABOVE = ".."  # the folder's own folder: it exists, and nothing ever happens to it

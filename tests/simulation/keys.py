@@ -15,7 +15,7 @@ import msgspec
 
 from samebits.core.agent import agent_events
 from samebits.core.agent.agent_events import Answered, GaveUp, KeyAsk
-from samebits.core.keys.key_records import SCHEMA, KeyRecord
+from samebits.core.keys.key_store import SCHEMA, KeyRecord
 from samebits.core.messages import KeyAnswer, KeyOp
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.values import replace

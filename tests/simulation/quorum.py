@@ -1,4 +1,4 @@
-"""The etcd of a run whose journal is in one: the model etcd without sockets, below the real code of ``store.quorum``.
+"""The etcd of a run whose journal is in one: the model etcd without sockets, below the real code of ``store.etcd``.
 
 A write may be lost, answered late, answered never, or applied twice, and a cluster without a leader answers nothing for
 a while. Writes that are still on the way when their scheduler dies are applied under its successor. Every random number
@@ -18,13 +18,13 @@ import msgspec
 
 from samebits.errors import StoreError, SupersededError
 from samebits.etcd_place import EtcdAccess, EtcdPlace
+from samebits.store.etcd import quorum_log as log_module
+from samebits.store.etcd.gateway import EtcdGateway, _PassingError
+from samebits.store.etcd.quorum_log import QuorumClaim, QuorumLog
 from samebits.store.journal import Journal
-from samebits.store.quorum import quorum_log as log_module
-from samebits.store.quorum.gateway import EtcdGateway, _PassingError
-from samebits.store.quorum.quorum_log import QuorumClaim, QuorumLog
 from tests.simulation.disk import Disk
 from tests.simulation.trace import Violation
-from tests.store.quorum.etcd_model import Etcd
+from tests.store.etcd.etcd_model import Etcd
 
 PLACE: Final = EtcdPlace.parse("etcd://m0,m1,m2/jobs/simulated")
 ATTEMPTS: Final = 6

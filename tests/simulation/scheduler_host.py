@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from samebits.core.end_kinds import EndKind
 from samebits.core.hangs import Doing, ProcessState
-from samebits.core.keys.key_records import KeyRecord
+from samebits.core.keys.key_store import KeyRecord
 from samebits.core.messages import FromScheduler, FromWorker, OperatorDecision, StopJob
 from samebits.core.ready import JobEnded, Ready, Send
 from samebits.core.records import Record

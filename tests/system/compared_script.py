@@ -53,7 +53,7 @@ def added_up(device: torch.device, rank: int) -> Sum:
 
 preflight.figures, node_comparison.added_up = figures, added_up
 node_comparison.PAIR_S = 3.0
-node_comparison.WAIT_S = float(os.environ.get("WAIT_S", node_comparison.WAIT_S))
+node_comparison.ROUND_S = float(os.environ.get("ROUND_S", node_comparison.ROUND_S))
 if SICK in ("dies", "stops"):
     node_comparison._Meeting.publish = lambda meeting, blob: os.kill(  # type: ignore[method-assign]
         os.getpid(), signal.SIGKILL if SICK == "dies" else signal.SIGSTOP

@@ -68,8 +68,8 @@ def test_without_a_spare_the_node_trains_only_on_another_machine(
 
 @pytest.mark.parametrize("end", ["dies", pytest.param("stops", marks=pytest.mark.thorough)])
 def test_lost_node_does_not_delay_the_comparison_and_blames_no_node(new_job: Callable[..., Job], end: str) -> None:
-    job = started(new_job, 4, {2: end}, WAIT_S="4")
-    job.wait_for("scheduler", "pre-flight: .*these slots did not report in time and were not compared: 2")
+    job = started(new_job, 4, {2: end}, ROUND_S="4")
+    job.wait_for("scheduler", "pre-flight: the node of slot 2 did not report in time and was not compared")
     job.start_worker(4)  # only now: one that takes the seat earlier is compared in place of worker 2
     job.wait_for("scheduler", "spare 4 .* takes slot 2 of worker 2")
     if end == "stops":
@@ -80,7 +80,7 @@ def test_lost_node_does_not_delay_the_comparison_and_blames_no_node(new_job: Cal
 
 
 @pytest.mark.thorough
-def test_scheduler_death_during_the_comparison_blames_no_node(
+def test_scheduler_death_does_not_disturb_the_comparison(
     new_job: Callable[..., Job],
 ) -> None:
     job = started(new_job, 2, {1: "waits"})
@@ -90,7 +90,7 @@ def test_scheduler_death_during_the_comparison_blames_no_node(
     job.start_scheduler()
     (job.folder / "may-meet").touch()
     job.wait_finished()
-    assert job.matches("scheduler", "pre-flight: the nodes were not compared: their scheduler died meanwhile")
+    assert not job.matches("scheduler", "pre-flight")
 
 
 @pytest.mark.thorough

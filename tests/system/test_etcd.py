@@ -15,7 +15,7 @@ import pytest
 
 from samebits.account.event_log import read_events
 from samebits.account.events import EventKind
-from tests.store.quorum.etcd_cluster import ETCD, cluster_in
+from tests.store.etcd.etcd_cluster import ETCD, cluster_in
 from tests.system.job import Job
 from tests.system.processes import free_port
 

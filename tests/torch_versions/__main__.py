@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from samebits.training.torch_versions import TRIED
+from samebits.training.torch_private import TRIED
 from tests.torch_versions.checks import Row, check
 from tests.torch_versions.environment import Environment
 from tests.torch_versions.table import table

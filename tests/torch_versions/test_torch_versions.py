@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from samebits.training.torch_versions import TRIED, not_tried
+from samebits.training.torch_private import TRIED, not_tried
 from tests.system.processes import REPOSITORY
 from tests.torch_versions.__main__ import version
 from tests.torch_versions.checks import Outcome, Row, outcome_in

@@ -1,1 +1,1 @@
-"""The history of a job: its events, and statistics computed from them."""
+"""The record of a job: its events, how its time was used, and its state at one moment. No user accounts."""

@@ -19,7 +19,7 @@ from samebits.core.records import Record
 from samebits.core.scheduler import Received, SchedulerCore
 from samebits.core.scheduler import SchedulerEvent as CoreEvent
 from samebits.store import text_log
-from samebits.store.quorum.gateway import EtcdGateway
+from samebits.store.etcd.gateway import EtcdGateway
 from samebits.store.text_log import EventLog, read_lines
 
 

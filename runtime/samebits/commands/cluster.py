@@ -16,7 +16,7 @@ from pathlib import Path
 
 from samebits.hosts import local_cluster
 from samebits.hosts.local_cluster import Cluster, Isolation, Power
-from samebits.launcher.dashboard_process import NEEDED
+from samebits.launcher.processes import DASHBOARD_NEEDS
 from samebits.net.address import loopback
 from samebits.option_types import whole
 from samebits.printable import counted
@@ -114,7 +114,7 @@ def _free_port() -> int:
 
 def _start_page(cluster: Cluster) -> str:
     """Start the page on this machine's loopback address, and return a sentence about it."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in DASHBOARD_NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         return f"no page, because {' and '.join(missing)} is missing. Fix: pip install 'samebits[dashboard]'"
     try:

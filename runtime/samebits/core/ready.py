@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from samebits.core.end_kinds import EndKind
-from samebits.core.keys.key_records import KeyRecord
+from samebits.core.keys.key_store import KeyRecord
 from samebits.core.messages import FromScheduler, KeyAnswer
 from samebits.core.records import Record
 
@@ -55,6 +55,14 @@ class Ready:
     notes: list[Note] = field(default_factory=list)
     ended: JobEnded | None = None
     key_records: list[KeyRecord] = field(default_factory=list)  # for the keys' own journal
+
+    def add(self, later: Ready) -> None:
+        """Append the result of a later step, so that both are carried out together."""
+        self.records += later.records
+        self.sends += later.sends
+        self.notes += later.notes
+        self.ended = self.ended or later.ended
+        self.key_records += later.key_records
 
     @property
     def is_about_keys(self) -> bool:

@@ -14,8 +14,7 @@ from samebits.core.causes.table import CauseClass, LossDetection, Means, Observa
 from samebits.core.end_kinds import EndKind
 from samebits.core.hangs import ProcessState
 from samebits.core.job_end import Ending, JointStop
-from samebits.core.keys.key_records import KeyRecord
-from samebits.core.keys.key_store import CALLERS_A_SEAT, FEW_CALLERS, KeyStore, replay
+from samebits.core.keys.key_store import CALLERS_A_SEAT, FEW_CALLERS, KeyRecord, KeyStore, replay
 from samebits.core.ledger import Ledger, Liveness, Policy, ask_to_leave
 from samebits.core.membership.admission import Admission
 from samebits.core.membership.leases import Leases, Repeats
@@ -58,8 +57,7 @@ from samebits.core.reports import (
 )
 from samebits.core.rounds.durable_points import DurablePoints
 from samebits.core.rounds.first_losses import observed
-from samebits.core.rounds.lost_records import told_more
-from samebits.core.rounds.rendezvous import SHARDED_FIX, Rendezvous
+from samebits.core.rounds.rendezvous import SHARDED_FIX, Rendezvous, told_more
 from samebits.core.state import JobState, Seat
 from samebits.core.watch.consistency import ConsistencyJudge
 from samebits.core.watch.equality import Equality

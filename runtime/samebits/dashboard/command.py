@@ -15,7 +15,7 @@ from samebits.config import Settings, is_loopback
 from samebits.dashboard.guard import Guard, action_token_of, others_token_of, token_of
 from samebits.errors import ListenError, SettingsError, UsageError
 from samebits.launcher import job_spec
-from samebits.launcher.dashboard_process import NEEDED
+from samebits.launcher.processes import DASHBOARD_NEEDS
 from samebits.launcher.scheduler_link import SchedulerLink, known_addresses
 from samebits.net.address import loopback
 from samebits.net.curve import cluster_keys
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--listener", type=whole(3), default=None, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in DASHBOARD_NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
             f"the dashboard needs {' and '.join(missing)}, which this Python does not have. "

@@ -12,8 +12,8 @@ from samebits.account.history import summary_of_folder
 from samebits.config import Settings
 from samebits.core.end_kinds import EndKind
 from samebits.launcher import job_spec
-from samebits.launcher.exit_report import CORRECT_ARGUMENTS, OWN_ADVICE, JobOutcome, correction, missing
 from samebits.launcher.follower_decisions import Following, FollowResult
+from samebits.launcher.job_outcome import CORRECT_ARGUMENTS, OWN_ADVICE, JobOutcome, correction, missing
 from samebits.launcher.progress_line import JsonScreen, Screen
 from samebits.spelling import spelled
 

@@ -29,10 +29,10 @@ from samebits.core.causes.table import Observation
 from samebits.core.messages import OperatorDecision
 from samebits.errors import ForeignFolderError, JournalDamagedError, SameBitsError, StoreError
 from samebits.launcher import end_summary, job_spec
-from samebits.launcher.exit_report import JobOutcome, verdict_of
 from samebits.launcher.follower_decisions import NEW_PROCESS, Following, FollowResult
 from samebits.launcher.hang_stacks import HangStacks, UnjoinedProcesses
 from samebits.launcher.interrupts import CTRL_C, Asking, InterruptAnswer, Signals
+from samebits.launcher.job_outcome import JobOutcome, verdict_of
 from samebits.launcher.processes import (
     OUT_OF_MEMORY,
     SCHEDULER,

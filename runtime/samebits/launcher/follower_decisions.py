@@ -15,7 +15,7 @@ from samebits.account.job_view import JobView, PresenceState, WorkerView, names_
 from samebits.core.causes.restarts import NO_WORKER_LEFT
 from samebits.core.end_kinds import EndKind
 from samebits.core.replacement_names import replaces, title_of
-from samebits.launcher.exit_report import (
+from samebits.launcher.job_outcome import (
     FINISHED,
     MISSING_LINES,
     Deaths,

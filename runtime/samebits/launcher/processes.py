@@ -8,17 +8,23 @@ compared, so it cannot reach another process.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from samebits import config
+from samebits.config import Settings
 from samebits.core.replacement_names import number_of, root_of
 from samebits.errors import StoreError
+from samebits.net.address import loopback
 from samebits.printable import IN_LOGS, printable
-from samebits.store import durable
+from samebits.store import durable, private
 from samebits.store.process_identity import ProcessIdentity, read_pid_file
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -324,3 +330,50 @@ def _is_ended_child(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return False
+
+
+# ---- the dashboard's process
+#
+# The job does not depend on the page: if the page cannot start, a message is printed and the job continues.
+
+DASHBOARD_LOG = "dashboard.log"
+DASHBOARD_LINGER_S = 600
+DASHBOARD_NEEDS = ("starlette", "uvicorn")
+
+
+def start_dashboard(settings: Settings, folder: Path) -> str:
+    """Start the page of this folder's job if DASHBOARD requests it.
+
+    Returns:
+        A sentence about the page, or an empty string.
+    """
+    port = settings.dashboard.port
+    if port is None:
+        return ""
+    missing = [name for name in DASHBOARD_NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        needs = " and ".join(missing)
+        return f"DASHBOARD={port}: no page, for it needs {needs}. Fix: pip install 'samebits[dashboard]'"
+    try:
+        log = private.open_to_append(settings.log_dir / DASHBOARD_LOG)
+    except StoreError as error:
+        return f"DASHBOARD={port}: no page: {error}"
+    try:
+        subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "samebits", "dashboard"),
+                *("--port", str(port), "--linger", str(DASHBOARD_LINGER_S)),
+            ],
+            cwd=folder,
+            env=config.whole_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return f"DASHBOARD={port}: no page: {error}"
+    finally:
+        os.close(log)
+    host = f"[{loopback()}]" if ":" in loopback() else loopback()
+    return f"the dashboard is at http://{host}:{port}/; {settings.log_dir / DASHBOARD_LOG} says more"

@@ -15,7 +15,7 @@ The queues have no limit, because a full one is dangerous. ZeroMQ stops reading 
 resets it while a ping is among the data that was read before, libzmq 4.3.5 aborts this process (``!_io_error`` in
 ``stream_engine_base.cpp``, reported as libzmq #4841). Instead a peer that has used up its turns for ``FLOOD_TURNS`` in
 consecutive drains is closed, and what remains of it is dropped. An honest peer would have to leave 4,096 messages or
-64 MiB unread. While the main thread is busy, ``net.intake_guard`` bounds the memory.
+64 MiB unread. While the main thread is busy, ``net.gate.IntakeGuard`` bounds the memory.
 
 Descriptors are reused, and a close may be read before or after messages of the next connection with the same number. So
 ``ConnectionLost`` may be reported for a peer that has already reconnected, which is then probed (``core.scheduler``);
@@ -58,8 +58,7 @@ from samebits.errors import ProtocolError
 from samebits.net.address import BACKLOG, cannot_listen, endpoint, not_to_listen_on, place_of
 from samebits.net.curve import ClusterKeys
 from samebits.net.descriptors import raise_descriptor_limit
-from samebits.net.gate import RELAYS_ID, UNKNOWN, Gate, Rejected, Rejection
-from samebits.net.intake_guard import IntakeGuard
+from samebits.net.gate import RELAYS_ID, UNKNOWN, Gate, IntakeGuard, Rejected, Rejection
 from samebits.net.relaying import RELAY_PREFIX, Attachment, Carried, Detached, Dropped, RelayedRanks
 from samebits.net.sockets import Waker, Wire, source_of
 

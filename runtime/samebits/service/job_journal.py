@@ -20,11 +20,11 @@ from samebits.errors import JournalDamagedError, LockedError, ProtocolError, Sto
 from samebits.service import clock
 from samebits.spelling import spelled
 from samebits.store import journal_format
+from samebits.store.etcd.gateway import COMMAND_PATIENCE_S, EtcdGateway
+from samebits.store.etcd.quorum_log import QuorumClaim, remove_job
+from samebits.store.etcd.serving import serving
 from samebits.store.journal import JOURNAL_FILE, Journal, read_journal, refresh_copies
 from samebits.store.lock import DirectoryLock, LockHolder
-from samebits.store.quorum.gateway import COMMAND_PATIENCE_S, EtcdGateway
-from samebits.store.quorum.quorum_log import QuorumClaim, remove_job
-from samebits.store.quorum.serving import serving
 from samebits.store.term_claim import TermClaim
 from samebits.store.text_log import refresh_copy
 

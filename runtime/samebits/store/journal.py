@@ -12,7 +12,7 @@ whose claim was taken over does no harm, at whichever instruction it resumes:
 - A replacement of the journal checks the claim between its last byte and its rename. A writer that claims later removes
   the temporary file of the replacement. So the rename fails, or it happens before the later writer reads.
 
-If the claim is in etcd, the journal there (``quorum.quorum_log``) is authoritative. It is written first, in a
+If the claim is in etcd, the journal there (``etcd.quorum_log``) is authoritative. It is written first, in a
 transaction that compares the claim, and the file is a copy for all readers of the folder.
 
 The state after a failed append is defined. If the write failed (for example, because the disk is full), the partial
@@ -36,9 +36,9 @@ from samebits.etcd_place import EtcdPlace
 from samebits.printable import printable
 from samebits.spelling import spelled
 from samebits.store import durable, journal_format
+from samebits.store.etcd.gateway import EtcdGateway
+from samebits.store.etcd.quorum_log import JOURNALS, QuorumLog, read_log
 from samebits.store.journal_format import JournalFault, JournalFormatError, JournalPayloads
-from samebits.store.quorum.gateway import EtcdGateway
-from samebits.store.quorum.quorum_log import JOURNALS, QuorumLog, read_log
 from samebits.store.term_claim import TermClaim
 
 JOURNAL_FILE = "journal"

@@ -21,7 +21,7 @@ completely, and nothing in it was ever sent. These rules distinguish a torn end 
 A changed byte inside the last, synced batch looks like a torn write; no journal can distinguish the two without a
 second copy. The batch is cut off in the same way, and the bytes cut off are kept. Nor does a file that ends at the end
 of a batch show whether more batches existed; the job's workers reveal that when they resume
-(``core.rounds.lost_records``).
+(``core.rounds.rendezvous``).
 
 Checksums are xxh3_64. Every marker-like byte sequence is tried as a batch head; 64 bits make a chance match practically
 impossible, but 32 would not. xxh3_64 is several times faster than zlib.crc32, and it takes a seed: the file's nonce

@@ -15,7 +15,7 @@ A user may remove the claim, with or without the folder. Its owner then claims a
 the journal once more. If there is no journal, or only the owner's own, no record unknown to the owner can have been
 sent, and it rewrites the journal from memory (``Journal.begin_again``).
 
-If the journal is in etcd, the claim is made there first (``quorum.quorum_log``), with the same number, and is
+If the journal is in etcd, the claim is made there first (``etcd.quorum_log``), with the same number, and is
 authoritative; the file protects the folder's copy.
 
 The check is fchmodat(2) on the claim's name, relative to a descriptor of the folder, because the folder may be moved
@@ -40,9 +40,9 @@ from samebits.core.records import MAX_TERM
 from samebits.errors import ClaimRemovedError, StoreError, SupersededError
 from samebits.spelling import spelled
 from samebits.store import durable
+from samebits.store.etcd.gateway import EtcdGateway
+from samebits.store.etcd.quorum_log import QuorumClaim, TakeOver
 from samebits.store.lock import LockHolder
-from samebits.store.quorum.gateway import EtcdGateway
-from samebits.store.quorum.quorum_log import QuorumClaim, TakeOver
 
 _CLAIM = re.compile(r"term\.([1-9][0-9]{0,17})")
 _GONE = (errno.ENOENT, errno.ESTALE)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from samebits.errors import StoreError
 from samebits.store import durable, private
-from samebits.store.quorum.event_copy import EventCopier, copied_lines
-from samebits.store.quorum.gateway import EtcdGateway
+from samebits.store.etcd.event_copy import EventCopier, copied_lines
+from samebits.store.etcd.gateway import EtcdGateway
 
 EVENTS_FILE = "events.jsonl"
 PART_BYTES = 512 << 10

@@ -24,8 +24,7 @@ from samebits.training.group.calling_place import calling_place, place_of
 from samebits.training.process import context
 from samebits.training.process.context import Worker
 from samebits.training.run.elastic_run import ElasticRun
-from samebits.training.run.restarted_steps import Restart
-from samebits.training.run.retaken_steps import Extent, RetakenSteps
+from samebits.training.run.retaken_steps import Extent, Restart, RetakenSteps
 from samebits.training.state.base_state import State
 from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.handlers import StateHandler, register_handler

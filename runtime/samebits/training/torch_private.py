@@ -1,7 +1,7 @@
 """torch's private interfaces that SameBits relies on (groups, gloo, DDP, autograd), each behind one function.
 
 Each function names what it relies on. ``tests/training/test_torch_private.py`` probes it on the installed torch, and
-``python -m tests.torch_versions`` on every version listed in ``torch_versions``. Differences between versions are
+``python -m tests.torch_versions`` on every version in ``TRIED``. Differences between versions are
 handled only here and, for FSDP2, in ``fsdp2_private``.
 """
 
@@ -830,3 +830,35 @@ def ends_by_hand(ddp: DistributedDataParallel) -> bool:
     Relies on ``DDP.require_manual_backward_finalization``.
     """
     return bool(getattr(ddp, "require_manual_backward_finalization", False))
+
+
+# ---- the tested versions of torch
+
+
+TRIED = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
+"""The versions of torch that were tested, in order; docs/reference/support-matrix.md has the results."""
+
+
+def not_tried(version: str) -> str:
+    """Return a warning if this version is outside the tested range, else an empty string.
+
+    Args:
+        version: as in ``torch.__version__``; only its first two numbers count.
+    """
+    oldest, newest = _series(TRIED[0]), _series(TRIED[-1])
+    if oldest <= _series(version) <= newest:
+        return ""
+    return (
+        f"torch {version} was not tested: {_dotted(oldest)} to {_dotted(newest)} were. Fix: install one of those, or "
+        f"test it in a checkout with `python -m tests.torch_versions {version.partition('+')[0]}`"
+    )
+
+
+def _series(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version; empty if it does not begin with two."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def _dotted(series: tuple[int, ...]) -> str:
+    return ".".join(map(str, series))

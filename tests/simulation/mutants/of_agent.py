@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from samebits.core.agent.agent_core import AgentCore
+from samebits.core.agent.agent_core import AgentCore, LinkState
 from samebits.core.agent.agent_events import AgentReady, BreakGroup, Completed, Connected, Over, Trains
-from samebits.core.agent.states import LinkState
 from samebits.core.messages import Activity, Fenced, GenerationStarted, Heartbeat, Refused, RoundOpened
 from samebits.core.point import Point
 from samebits.core.values import replace

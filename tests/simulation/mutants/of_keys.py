@@ -7,8 +7,7 @@ from typing import Any
 
 from samebits.core.agent.agent_core import AgentCore
 from samebits.core.keys import key_store
-from samebits.core.keys.key_records import KeyDeleted, KeyRecord, KeyWritten
-from samebits.core.keys.key_store import KeyReady, KeyStore
+from samebits.core.keys.key_store import KeyDeleted, KeyReady, KeyRecord, KeyStore, KeyWritten
 from samebits.core.messages import FromScheduler, KeyAnswer, KeyCall
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.state import Seat

@@ -1,4 +1,4 @@
-"""Journals in an etcd with one precaution removed: the real ``store.quorum`` loses, doubles or trusts a write."""
+"""Journals in an etcd with one precaution removed: the real ``store.etcd`` loses, doubles or trusts a write."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from samebits.errors import StoreError
 from samebits.store import journal_format
+from samebits.store.etcd import quorum_log as log_module
+from samebits.store.etcd.gateway import Equals, EtcdGateway, PutKey, Remove
+from samebits.store.etcd.quorum_log import QuorumLog
 from samebits.store.journal import Journal
-from samebits.store.quorum import quorum_log as log_module
-from samebits.store.quorum.gateway import Equals, EtcdGateway, PutKey, Remove
-from samebits.store.quorum.quorum_log import QuorumLog
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.quorum import QuorumFaults
 
@@ -77,7 +77,7 @@ def _accept_any_state(self: EtcdGateway, member: object, revision: int) -> None:
     pass
 
 
-LOG = "samebits.store.quorum.quorum_log.QuorumLog"
+LOG = "samebits.store.etcd.quorum_log.QuorumLog"
 ETCD: dict[str, Any] = {
     "quorum": QuorumFaults(lost=0.05, unanswered=0.2, late=0.2, twice=0.1, leaderless=0.02),
     "p_torn": 0.1,
@@ -143,7 +143,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "quorum: answers from earlier states accepted",
         frozenset({"S4"}),
         100,
-        patches={"samebits.store.quorum.gateway.EtcdGateway._require_no_earlier_state": _accept_any_state},
+        patches={"samebits.store.etcd.gateway.EtcdGateway._require_no_earlier_state": _accept_any_state},
         changes={**COMPACTING, "quorum": QuorumFaults(suspended=0.1)},
     ),
 )

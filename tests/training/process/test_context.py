@@ -18,7 +18,7 @@ from samebits.errors import JobStoppedError
 from samebits.training.group import calling_place
 from samebits.training.process import context
 from samebits.training.process.torchrun_calls import TorchrunCalls
-from samebits.training.torch_versions import not_tried
+from samebits.training.torch_private import not_tried
 from tests.system.processes import free_port
 
 

@@ -19,7 +19,7 @@ from tests.system.processes import REPOSITORY, environment_of_tests, signal_proc
 WAIT_S = 60.0
 BEGIN = """
 import ctypes, multiprocessing, os, signal, sys, threading
-from samebits.training.process.forking import Forking
+from samebits.training.process.context import Forking
 
 looks = []
 forking = Forking(lambda: looks.append(os.getpid()), lambda: None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -15,20 +14,9 @@ import torch
 from samebits import config
 from samebits.core.agent.agent_events import KeyAsk
 from samebits.core.keys.key_store import KeyStore
-from samebits.core.messages import MAX_VALUE_BYTES, SCHEMA, Admitted, Credential, KeyAnswer, KeyCall, KeyOp, KeyOutcome
-from samebits.core.watch.node_check import (
-    MOST_PLANS,
-    MOST_SAID,
-    SILENT,
-    UNMET,
-    WRONG,
-    Judge,
-    NodeReport,
-    NodeTimings,
-    Pair,
-    Sum,
-)
-from samebits.errors import KeyValueTimeoutError, PreflightError
+from samebits.core.messages import MAX_VALUE_BYTES, SCHEMA, Admitted, Credential, KeyAnswer, KeyCall, KeyOp
+from samebits.core.watch.node_check import SILENT, UNMET, WRONG, NodeReport, NodeTimings, Sum
+from samebits.errors import KeyValueError, KeyValueTimeoutError, PreflightError
 from samebits.training.process import node_comparison
 
 WELL = NodeTimings(0.05, 0.02, 0.02)
@@ -59,13 +47,17 @@ class Node:
         assert is_wait == (ask.op is KeyOp.WAIT)
         with self.desk.changed:
             is_there = ask.op is not KeyOp.WAIT or self.desk.changed.wait_for(
-                lambda: ask.key in self.desk.store.keys, timeout_s
+                lambda: ask.key in self.desk.store.keys and self.desk.store.keys[ask.key].version > ask.version,
+                timeout_s,
             )
             if not is_there:
                 raise KeyValueTimeoutError(f"no answer for {ask.key!r}")
             self._number += 1
             sender = Credential("job", self.node, self._session, 1)
-            call = KeyCall(sender, self._number, self._number, ask.op, ask.key, ask.value, is_durable=ask.is_durable)
+            call = KeyCall(
+                *(sender, self._number, self._number, ask.op, ask.key, ask.value, ask.version),
+                is_durable=ask.is_durable,
+            )
             self.desk.changed.notify_all()
             received = SCHEMA.unpack(SCHEMA.pack(call))  # its bounds hold
             assert isinstance(received, KeyCall)
@@ -98,8 +90,7 @@ class Compare(Protocol):
 
 @pytest.fixture
 def compare(monkeypatch: pytest.MonkeyPatch) -> Compare:
-    monkeypatch.setattr(node_comparison._Check, "_sum", lambda check, pair, number: Sum(0.01))
-    monkeypatch.setattr(node_comparison, "LOOK_S", 0.05)
+    monkeypatch.setattr(node_comparison._Check, "_sum", lambda check, pair, until_s: Sum(0.01))
     here = threading.local()
     monkeypatch.setattr(node_comparison, "machine_id", lambda: here.machine)
     settings, _ = config.read({"WORKER_NUM": "4"}, role_required=False)
@@ -134,41 +125,55 @@ def is_named(compare: Compare, desk: Desk, slot: int | None, **more: Any) -> boo
 def silent_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Withhold every answer of node 2."""
     monkeypatch.setattr(
-        node_comparison._Check, "_sum", lambda check, pair, number: Sum(0.0, SILENT) if 2 in pair else Sum(0.01)
+        node_comparison._Check, "_sum", lambda check, pair, until_s: Sum(0.0, SILENT) if 2 in pair else Sum(0.01)
     )
 
 
-def test_only_the_verdict_remains_among_the_keys(compare: Compare) -> None:
+def report_in(desk: Desk, slot: int) -> NodeReport:
+    return msgspec.msgpack.decode(desk.store.keys[f"samebits/preflight/report/{slot}".encode()].value, type=NodeReport)
+
+
+def test_only_the_reports_remain_among_the_keys(compare: Compare) -> None:
     desk = Desk()
     with ThreadPoolExecutor(8) as threads:
         nodes = list(threads.map(lambda slot: compare(desk, slot, 8), range(8)))
-    assert desk.names() == {"last"} and not any(node.left or node.told for node in nodes)
+    assert desk.names() == {f"report/{slot}" for slot in range(8)}
+    assert not any(node.left or node.told for node in nodes)
     assert desk.begun == set(map(str, range(8)))
-    assert msgspec.msgpack.decode(desk.store.keys[b"samebits/preflight/last"].value)["bad"] == {}
+    assert [report_in(desk, slot).why for slot in range(8)] == [""] * 8
 
 
-def test_late_node_gets_the_verdict_after_the_keys_are_deleted(
-    compare: Compare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The late node waited for a plan while the others had finished."""
+def test_late_node_does_not_wait(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The late node came while the others had finished."""
+    monkeypatch.setattr(node_comparison, "ROUND_S", 0.1)
+    monkeypatch.setattr(node_comparison, "LAST_LOOK_S", 0.1)
     desk = Desk()
-    late = threading.Event()
+    with ThreadPoolExecutor(3) as threads:
+        told = [text for node in threads.map(lambda slot: compare(desk, slot), range(3)) for text in node.told]
+    assert told == ["pre-flight: the node of slot 3 did not report in time and was not compared"]
+    monkeypatch.setattr(node_comparison, "ROUND_S", 3600.0)
+    last = compare(desk, 3)
+    assert (last.left, last.told) == ("", [])
 
-    def summed(check: Any, pair: Pair, number: int) -> Sum:
-        if check._slot == 3:
-            late.wait(30.0)
-        return Sum(0.01)
 
-    monkeypatch.setattr(node_comparison._Check, "_sum", summed)
-    monkeypatch.setattr(node_comparison, "WAIT_S", 0.5)
+def test_second_process_in_a_slot_is_not_compared(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would meet partners that have the address of the first one."""
+    desk = Desk()
     with ThreadPoolExecutor(4) as threads:
-        last = threads.submit(compare, desk, 3)
-        others = [threads.submit(compare, desk, slot) for slot in range(3)]
-        told = [text for one in others for text in one.result(30.0).told]
-        late.set()
-        assert last.result(30.0).left == ""
-    assert desk.names() == {"last"}
-    assert told == ["pre-flight: the nodes of these slots did not report in time and were not compared: 3"]
+        list(threads.map(lambda slot: compare(desk, slot), range(4)))
+    desk.begun.clear()
+    monkeypatch.setattr(node_comparison._Check, "_sum", lambda check, pair, until_s: pytest.fail("it was compared"))
+    assert compare(desk, 2, node="4").left == compare(desk, 2, incarnation=2).left == ""
+    assert desk.begun == set()
+
+
+def test_address_of_an_earlier_process_is_not_replaced(compare: Compare) -> None:
+    desk = Desk()
+    Node(desk, "9").call_keys(KeyAsk(KeyOp.PUT, b"samebits/preflight/meet/0/2/2", b"old"), 1.0)
+    part = node_comparison._Check(cast(Any, None), cast(Any, Node(desk, "2")), 2, 4, CPU)
+    with pytest.raises(KeyValueError, match="an earlier process in this slot has published its address"):
+        node_comparison._Meeting(part, (0, 2), 1, 0.0).publish(b"new")
+    assert desk.store.keys[b"samebits/preflight/meet/0/2/2"].value == b"old"
 
 
 def test_named_node_leaves_and_is_refused_again_only_on_that_machine(
@@ -197,39 +202,54 @@ def test_replacement_is_refused_on_a_named_machine_and_a_distinct_spare_is_not(
     assert not is_named(compare, desk, None, node="1.1", machine="m1")
 
 
-def test_nodes_that_missed_each_other_sum_again(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        node_comparison._Check, "_sum", lambda check, pair, number: Sum(0.0, WRONG if number else UNMET)
-    )
+def test_node_that_never_meets_is_reported_but_not_blamed(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_comparison._Check, "_sum", lambda check, pair, until_s: Sum(0.0, UNMET))
     desk = Desk()
+    with ThreadPoolExecutor(2) as threads:
+        told = [text for node in threads.map(lambda slot: compare(desk, slot, 2), range(2)) for text in node.told]
+    assert told == [f"pre-flight: the node of slot {slot} found no partner for a sum in time" for slot in range(2)]
+
+
+def test_reports_survive_the_scheduler(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler dies after both nodes have summed wrongly and one has reported."""
+    desk, other_reported = Desk(), threading.Event()
+    put = Node.call_keys
+
+    def call_keys(node: Node, ask: KeyAsk, timeout_s: float, *, is_wait: bool = False) -> KeyAnswer:
+        if ask.op is KeyOp.PUT and node.node == "1":
+            assert other_reported.wait(30.0)
+            with desk.changed:
+                records, desk.store = list(desk.store.snapshot()), KeyStore(2)
+                for record in records:
+                    desk.store.apply(record)
+        answer = put(node, ask, timeout_s, is_wait=is_wait)
+        if ask.op is KeyOp.PUT:
+            other_reported.set()
+        return answer
+
+    monkeypatch.setattr(Node, "call_keys", call_keys)
+    monkeypatch.setattr(node_comparison._Check, "_sum", lambda check, pair, until_s: Sum(0.0, WRONG))
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(lambda slot: is_named(compare, desk, slot, size=2), range(2))) == [True, True]
 
 
-def test_node_that_never_meets_is_reported_but_not_blamed(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_comparison._Check, "_sum", lambda check, pair, number: Sum(0.0, UNMET))
-    desk = Desk()
-    with ThreadPoolExecutor(2) as threads:
-        told = [text for node in threads.map(lambda slot: compare(desk, slot, 2), range(2)) for text in node.told]
-    assert told == ["pre-flight: the nodes of these slots found no partner for a sum in time: 0, 1"]
+def test_others_wait_idle_while_a_slow_node_measures_again(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they do afterwards, such as reading a data set, could slow it down."""
+    desk, measures, may_end = Desk(), threading.Event(), threading.Event()
 
+    def measured(check: Any) -> NodeTimings:
+        measures.set()
+        assert may_end.wait(30.0)
+        return WELL
 
-def test_scheduler_death_blames_no_node_for_lost_reports(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk, both = Desk(), threading.Barrier(2)
-
-    def summed(check: Any, pair: Pair, number: int) -> Sum:
-        both.wait(30.0)
-        if check._slot == 0:
-            with desk.changed:
-                desk.store = KeyStore(2)
-        both.wait(30.0)
-        return Sum(0.0, SILENT)
-
-    monkeypatch.setattr(node_comparison._Check, "_sum", summed)
-    with ThreadPoolExecutor(2) as threads:
-        told = [text for node in threads.map(lambda slot: compare(desk, slot, 2), range(2)) for text in node.told]
-    assert told == ["pre-flight: the nodes were not compared: their scheduler died meanwhile"]
-    assert desk.names() == {"last"}
+    monkeypatch.setattr(node_comparison._Check, "_measured", measured)
+    slow_one = NodeTimings(0.5, 0.02, 0.02)
+    with ThreadPoolExecutor(3) as threads:
+        nodes = [threads.submit(compare, desk, slot, 3, figures=slow_one if slot == 1 else WELL) for slot in range(3)]
+        assert measures.wait(30.0)
+        assert not any(node.done() for node in nodes)
+        may_end.set()
+        assert [node.result(30.0).left for node in nodes] == [""] * 3
 
 
 def test_fix_is_sent_to_the_scheduler_too(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,42 +276,22 @@ def test_fix_is_sent_to_the_scheduler_too(compare: Compare, monkeypatch: pytest.
     [
         (None, {"node": "4"}),
         (0, {"size": 1}),
-        (0, {"size": node_comparison.MOST_NODES + 1}),
-        (0, {"incarnation": 2}),
         (0, {"generation": 1}),
     ],
 )
 def test_uncompared_node_waits_for_none_and_writes_nothing(
     compare: Compare, slot: int | None, more: dict[str, Any]
 ) -> None:
-    """A spare, a world of one, too many nodes, one that returns during the check, one that comes later."""
+    """A spare, a world of one, one that comes later."""
     desk = Desk()
     assert compare(desk, slot, **more).left == ""
     assert desk.names() == set() and desk.begun == set()
 
 
-def test_verdict_of_the_largest_world_fits_into_a_value(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are named, or all but one are silent, and their names are long."""
-    size = node_comparison.MOST_NODES
-    slots = range(size)
-    report = NodeReport("worker " + "ż" * 128, b"4444", WELL)
-    judge = Judge(dict.fromkeys(slots, report), slots, shares_all=True)
-    wrong = NodeReport(sum=Sum(0.0, WRONG))
-    for _ in range(MOST_PLANS):
-        plan = judge.plan()
-        assert plan.is_sound(size)
-        assert len(msgspec.msgpack.encode(plan)) <= MAX_VALUE_BYTES
-        if plan.is_last:
-            break
-        judge.take(plan, dict.fromkeys(plan.asked, wrong))
-    assert plan.is_last and len(plan.bad) == size and len(plan.why) == MOST_SAID
-    few = Judge({0: report}, slots, shares_all=True).plan()
-    assert few.is_last and few.bad == {}
-    silent, unmet = few.said
-    assert "did not report in time and were not compared: 1, 2, 3," in silent
-    assert silent.endswith("31, 32 and 4063 more")
-    assert unmet == "the nodes of these slots found no partner for a sum in time: 0"
-    assert len(msgspec.msgpack.encode(few)) <= MAX_VALUE_BYTES
+def test_longest_report_fits_into_a_value() -> None:
+    name = "worker " + "ż" * 128
+    report = NodeReport(name, b"m" * 64, WELL, {slot: Sum(0.1, SILENT) for slot in range(3)}, 3 * name + "x" * 300)
+    assert len(msgspec.msgpack.encode(report)) < MAX_VALUE_BYTES // 16
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e300])
@@ -300,74 +300,51 @@ def test_invalid_measurement_is_ignored(compare: Compare, value: float) -> None:
     with ThreadPoolExecutor(4) as threads:
         odd = NodeTimings(value, value, value)
         found = list(threads.map(lambda slot: is_named(compare, desk, slot, figures=(WELL, odd)[slot == 1]), range(4)))
-    assert found == [False] * 4 and desk.names() == {"last"}
+    assert found == [False] * 4 and len(desk.names()) == 4
 
 
 NONSENSE = [
     *(b"\xc1", b"", b"\x93\x01\x02\x03", b"\xa2\xff\xfe", b"\xdd\xff\xff\xff\xff"),
-    msgspec.msgpack.encode({"is_last": "perhaps", "name": 7}),
-    msgspec.msgpack.encode({"pairs": [[0, 4]], "figures": [1, 2]}),
-    msgspec.msgpack.encode({"pairs": [[0, 0]], "machine": "no bytes"}),
-    msgspec.msgpack.encode({"pairs": [[0, 1], [1, 2]], "took_s": "soon"}),
-    msgspec.msgpack.encode({"again": [-1], "figures": [[], [], []]}),
-    msgspec.msgpack.encode({"is_last": True, "bad": {9: b"m"}, "problem": 3}),
+    msgspec.msgpack.encode({"why": 3, "name": 7}),
+    msgspec.msgpack.encode({"figures": [1, 2]}),
+    msgspec.msgpack.encode({"machine": "no bytes"}),
+    msgspec.msgpack.encode({"sums": {"soon": 1}}),
+    msgspec.msgpack.encode({"figures": [[], [], []]}),
+    msgspec.msgpack.encode({"sums": {0: [0.1, 3]}}),
 ]
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
-@pytest.mark.parametrize("name", ["last", "plan0"])
-def test_invalid_plan_is_reported_and_ends_nothing(
-    compare: Compare, monkeypatch: pytest.MonkeyPatch, name: str, nonsense: bytes
+def test_invalid_report_in_the_own_slot_ends_nothing(
+    compare: Compare, monkeypatch: pytest.MonkeyPatch, nonsense: bytes
 ) -> None:
-    monkeypatch.setattr(node_comparison, "WAIT_S", 0.1)
     said: list[str] = []
     monkeypatch.setattr(node_comparison.log, "warn", said.append)
     desk = Desk()
-    Node(desk, "9").call_keys(KeyAsk(KeyOp.PUT, f"samebits/preflight/{name}".encode(), nonsense), 1.0)
+    Node(desk, "9").call_keys(KeyAsk(KeyOp.PUT, b"samebits/preflight/report/0", nonsense), 1.0)
     assert compare(desk, 0).left == ""
-    assert any("the nodes were not compared before the start" in one for one in said)
+    (text,) = said
+    assert text.startswith("this node was not compared with the others before the start: the report of slot 0 is inv")
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
 def test_node_with_invalid_reports_is_excluded_and_the_others_compared(
     compare: Compare, monkeypatch: pytest.MonkeyPatch, nonsense: bytes
 ) -> None:
-    monkeypatch.setattr(node_comparison, "WAIT_S", 2.0)
     silent_two(monkeypatch)
     desk = Desk()
-    Node(desk, "9").call_keys(KeyAsk(KeyOp.PUT, b"samebits/preflight/alone/3", nonsense), 1.0)
+    Node(desk, "9").call_keys(KeyAsk(KeyOp.PUT, b"samebits/preflight/report/3", nonsense), 1.0)
+    told: list[str] = []
+    monkeypatch.setattr(Node, "report_anomaly", lambda node, step, text: told.append(text))
     with ThreadPoolExecutor(3) as threads:
         nodes = list(threads.map(lambda slot: is_named(compare, desk, slot), range(3)))
     assert nodes == [False, False, True]
-    last = msgspec.msgpack.decode(desk.store.keys[b"samebits/preflight/last"].value)
-    assert last["said"] == ["the nodes of these slots did not report in time and were not compared: 3"]
+    assert told == ["pre-flight: the node of slot 3 did not report in time and was not compared"]
 
 
-def test_endless_plans_are_given_up(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_comparison, "WAIT_S", 0.1)
-    said: list[str] = []
-    monkeypatch.setattr(node_comparison.log, "warn", said.append)
+def test_meeting_is_skipped_if_the_partner_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
-    for number in range(100):
-        plan = msgspec.msgpack.encode({"pairs": []})
-        Node(desk, "9").call_keys(KeyAsk(KeyOp.PUT, f"samebits/preflight/plan{number}".encode(), plan), 1.0)
-    assert compare(desk, 3).left == ""
-    assert said == [f"the nodes were not compared before the start: {MOST_PLANS} rounds led to no verdict"]
-
-
-def test_key_is_polled_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[float] = []
-
-    def call_keys(ask: KeyAsk, timeout_s: float, *, is_wait: bool = False) -> KeyAnswer:
-        if is_wait:
-            asked.append(timeout_s)
-            now[0] += timeout_s
-            raise KeyValueTimeoutError("it was never written")
-        return KeyAnswer("s", 1, 1, KeyOutcome.ABSENT)
-
-    now = [0.0]
-    monkeypatch.setattr(node_comparison.time, "monotonic", lambda: now[0])
-    check = node_comparison._Check(cast(Any, None), cast(Any, SimpleNamespace(call_keys=call_keys)), 0, 4, CPU)
-    with pytest.raises(KeyValueTimeoutError, match="no other node has written plan0 in time"):
-        check._wait("plan0", 60.0)
-    assert asked == [1.0, 2.0, 4.0, *[8.0] * 6, 5.0]
+    Node(desk, "9").call_keys(KeyAsk(KeyOp.PUT, b"samebits/preflight/report/2", b""), 1.0)
+    monkeypatch.setattr(node_comparison, "Group", lambda *args, **more: pytest.fail("it was formed"))
+    check = node_comparison._Check(cast(Any, None), cast(Any, Node(desk, "0")), 0, 4, CPU)
+    assert check._sum((0, 2), 0.0) == Sum(0.0, UNMET)

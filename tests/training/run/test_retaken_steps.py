@@ -18,8 +18,7 @@ from samebits.errors import HiddenStateError
 from samebits.store.retaken_report import RetakenReport
 from samebits.training import elastic
 from samebits.training.process import context
-from samebits.training.run.restarted_steps import Restart
-from samebits.training.run.retaken_steps import Extent, Ranks, RetakenSteps
+from samebits.training.run.retaken_steps import Extent, Ranks, Restart, RetakenSteps
 from samebits.training.state.base_state import State
 from samebits.training.state.object_state import ObjectState
 from samebits.training.state.script.after_commit import runs_more_after_loops

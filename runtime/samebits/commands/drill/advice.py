@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from samebits.account.events import EventKind, JobEvent
 from samebits.commands.drill.compare import Compared
-from samebits.commands.drill.outcome import DrillOutcome, Injected
+from samebits.commands.drill.plan import DrillOutcome, Injected
 
 USUAL = (
     "what the training depends on and no State holds (a counter, an average) goes into TorchState as a keyword",

@@ -22,10 +22,9 @@ from samebits.account.history import account, duration
 from samebits.commands.drill.advice import UserScript, advise, never_commits
 from samebits.commands.drill.compare import Compared, compare
 from samebits.commands.drill.faults import BY_LIBRARY
-from samebits.commands.drill.outcome import DrillOutcome
+from samebits.commands.drill.orders import NO_COMPILER, compiler_here
 from samebits.commands.drill.partition import INSIDE, OUTSIDE
-from samebits.commands.drill.plan import DrillFault, Planned, drawn, faults_of, steps_of
-from samebits.commands.drill.preloaded import NO_COMPILER, compiler_here
+from samebits.commands.drill.plan import DrillFault, DrillOutcome, Planned, drawn, faults_of, steps_of
 from samebits.commands.drill.rehearsal import Rehearsal, free_environment
 from samebits.errors import UsageError
 from samebits.option_types import whole

@@ -91,7 +91,7 @@ def compare(undisturbed: Path, disturbed: Path, damaged: Collection[Path] = ()) 
     return Compared(tuple(steps), slots, tensors)
 
 
-def _differing(slot: int, one: checkpoint.Checkpoint, other: checkpoint.Checkpoint) -> Iterator[Differing]:
+def _differing(slot: int, one: checkpoint.LoadedPoint, other: checkpoint.LoadedPoint) -> Iterator[Differing]:
     """Yield all differences except those of generators."""
     for name in sorted(one.tensors.keys() | other.tensors.keys()):
         mine, yours = one.tensors.get(name), other.tensors.get(name)
@@ -105,7 +105,7 @@ def _differing(slot: int, one: checkpoint.Checkpoint, other: checkpoint.Checkpoi
 
 
 def _generators(
-    slot: int, one: checkpoint.Checkpoint, other: checkpoint.Checkpoint
+    slot: int, one: checkpoint.LoadedPoint, other: checkpoint.LoadedPoint
 ) -> tuple[set[Differing], set[Differing]]:
     """Return the rank's generators whose states differ, and those whose states are equal."""
     mine, yours = _states(one), _states(other)
@@ -113,7 +113,7 @@ def _generators(
     return {Differing(slot, name) for name in odd}, {Differing(slot, name) for name in mine.keys() - odd}
 
 
-def _states(point: checkpoint.Checkpoint) -> dict[str, dict[str, str]]:
+def _states(point: checkpoint.LoadedPoint) -> dict[str, dict[str, str]]:
     """Return the state of each generator by the generator's name."""
     found: dict[str, dict[str, str]] = {}
     tensors = ((name, bytes(part.data).hex()) for name, part in point.tensors.items() if _GENERATOR.match(name))

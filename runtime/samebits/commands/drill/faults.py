@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samebits.account.events import EventKind, JobEvent
-from samebits.commands.drill.orders import DrillOrders, ImpossibleError
+from samebits.commands.drill.orders import DrillOrders, ImpossibleError, Preloaded
 from samebits.commands.drill.partition import INSIDE, PortForward
 from samebits.commands.drill.plan import DrillFault, Planned, host_of
-from samebits.commands.drill.preloaded import Preloaded
 from samebits.launcher.processes import SCHEDULER, send_signal
 from samebits.printable import counted
 from samebits.store import checkpoint

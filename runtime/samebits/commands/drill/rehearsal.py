@@ -22,8 +22,7 @@ from samebits.account.events import EventKind, JobEvent
 from samebits.account.job_view import JobView
 from samebits.commands.drill.faults import FaultContext, Tools, give
 from samebits.commands.drill.orders import ImpossibleError
-from samebits.commands.drill.outcome import DrillOutcome, Injected, NotInjected
-from samebits.commands.drill.plan import AwaitedEvent, Planned
+from samebits.commands.drill.plan import AwaitedEvent, DrillOutcome, Injected, NotInjected, Planned
 from samebits.errors import JournalDamagedError, StoreError
 from samebits.launcher import job_spec
 from samebits.launcher.processes import SCHEDULER, end, name_of, process_names, read_pid_files

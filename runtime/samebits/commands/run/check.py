@@ -1,7 +1,7 @@
 """``run --check``: find out whether a script would recover exactly, without killing a process.
 
 The script runs as a separate job in separate folders. Its workers compute some steps twice and record the results
-(``training.run.retaken_steps``). New processes then repeat the last steps (``training.run.restarted_steps``).
+(``training.run.retaken_steps``). New processes then repeat the last steps.
 This command starts the job, ends it once nothing is left to compare, and reports.
 """
 

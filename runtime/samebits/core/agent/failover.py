@@ -1,4 +1,4 @@
-"""Decide whether the scheduler at the current address is the right one.
+"""Decide whether a worker leaves the scheduler at its current address for another one.
 
 Each term is claimed only once, so of two schedulers of one job the one with the higher term is right. A scheduler that
 sends only messages of earlier terms than the worker knows counts as absent, even if its connection is open.

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from samebits.core.agent.agent_events import KeyAsk
-from samebits.core.keys.key_records import MAX_KEPT_ANSWERS
+from samebits.core.keys.key_store import MAX_KEPT_ANSWERS
 from samebits.core.messages import Credential, KeyCall
 
 SAY_AGAIN_S = 2.0

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from samebits.core.keys import key_records
-from samebits.core.keys.key_records import KeyRecord, KeysOf
+from samebits.core.keys import key_store
+from samebits.core.keys.key_store import KeyRecord, KeysOf
 from samebits.core.scheduler import SchedulerCore
 from samebits.errors import ClaimRemovedError, JournalDamagedError, ProtocolError, StoreError
 from samebits.service import log
@@ -86,7 +86,7 @@ class KeyFile:
         if self._journal.torn_tail is not None:
             log.warn(str(self._journal.torn_tail))
         try:
-            return [key_records.SCHEMA.unpack(payload) for payload in payloads]
+            return [key_store.SCHEMA.unpack(payload) for payload in payloads]
         except ProtocolError as error:
             self.close()
             raise JournalDamagedError(
@@ -111,7 +111,7 @@ class KeyFile:
         try:
             journal = self._journal = self._journal or Journal.open(self._path, self._claim)[0]
             named = records if self._is_named else [KeysOf(core.state.job), *records]
-            for part in _parts([key_records.SCHEMA.pack(record) for record in named]):
+            for part in _parts([key_store.SCHEMA.pack(record) for record in named]):
                 journal.append(part)
         except ClaimRemovedError:
             self._is_named = True  # the core has these changes, so rewriting the keys includes them
@@ -140,7 +140,7 @@ class KeyFile:
             self._journal.compact(self._whole(core))
 
     def _whole(self, core: SchedulerCore) -> list[bytes]:
-        return [key_records.SCHEMA.pack(record) for record in (KeysOf(core.state.job), *core.keys.snapshot())]
+        return [key_store.SCHEMA.pack(record) for record in (KeysOf(core.state.job), *core.keys.snapshot())]
 
     def _compact(self, journal: Journal, core: SchedulerCore) -> None:
         try:

@@ -17,17 +17,16 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from samebits.account.event_log import EventWriter
 from samebits.config import Settings, fixed_settings, inherited_sockets
 from samebits.core import records
 from samebits.core.end_kinds import EndKind
-from samebits.core.keys.key_records import KeyRecord
 from samebits.core.ledger import Policy, Trust
 from samebits.core.messages import KeyAnswer, StopJob
-from samebits.core.ready import JobEnded, Note, Ready, Send, Severity
+from samebits.core.ready import JobEnded, Ready, Severity
 from samebits.core.restore import differing
 from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, SchedulerPaused, Seen, Tick
 from samebits.core.state import JobState
@@ -54,13 +53,13 @@ from samebits.service.scheduling.key_file import KeyFile
 from samebits.service.scheduling.unknown_peers import UnknownPeers
 from samebits.spelling import spelled
 from samebits.store import private
+from samebits.store.etcd.gateway import PATIENCE_S, EtcdGateway
+from samebits.store.etcd.quorum_log import TakeOver
+from samebits.store.etcd.serving import ServingNotice, wait_for_turn
 from samebits.store.journal import Journal
 from samebits.store.lock import DirectoryLock, LockHolder
 from samebits.store.owner import read_owner, read_token
 from samebits.store.process_identity import ProcessIdentity, host_id
-from samebits.store.quorum.gateway import PATIENCE_S, EtcdGateway
-from samebits.store.quorum.quorum_log import TakeOver
-from samebits.store.quorum.serving import ServingNotice, wait_for_turn
 from samebits.store.term_claim import TermClaim, impossible_claims
 
 COMPACT_BYTES = 4 << 20
@@ -71,24 +70,6 @@ SAVES_AGAIN = 3  # attempts in a row, if RECOVERY_PATH is removed during writes
 WAIT_TOLD_EVERY_S = 15.0  # shorter than the gateway's own interval
 MOST_LOOKS = 32  # silent processes examined in one pass; each takes 1 ms
 _LOG_LEVELS = {Severity.INFO: logging.INFO, Severity.WARNING: logging.WARNING}
-
-
-@dataclass(slots=True)
-class _Pass:
-    """What one pass of the loop has decided, before anything is written or sent."""
-
-    records: list[records.Record] = field(default_factory=list)
-    key_records: list[KeyRecord] = field(default_factory=list)
-    sends: list[Send] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
-    ended: JobEnded | None = None
-
-    def add(self, ready: Ready) -> None:
-        self.records += ready.records
-        self.key_records += ready.key_records
-        self.sends += ready.sends
-        self.notes += ready.notes
-        self.ended = self.ended or ready.ended
 
 
 class SchedulerService:
@@ -306,7 +287,7 @@ class SchedulerService:
         directory = None if journal is None else self._settings.recovery_path.resolve()
         gateway = None if self._gateway is None else self._gateway.another()
         self._events = EventWriter(directory, core, time.time() - clock.now_s(), log.warn, gateway)
-        this_pass = _Pass()
+        this_pass = Ready()
         this_pass.add(core.start())
         self._announce(core)
         for closed in self._dead_at_load(core):
@@ -329,13 +310,13 @@ class SchedulerService:
             events += self._seen_dead(server, dead)
             if late_s > self._settings.heartbeat_interval_s:
                 events.insert(0, SchedulerPaused(late_s))
-            this_pass = _Pass()
+            this_pass = Ready()
             for part in closes_first(events):
                 for event in part:
                     this_pass.add(self._decide(inbound, core, event, now))
                 if this_pass.records:  # durable and sent before all invitations to a round are written
                     self._carry_out(server, journal, core, this_pass)
-                    this_pass = _Pass(ended=this_pass.ended)
+                    this_pass = Ready(ended=this_pass.ended)
             if events or wake_at is None or wake_at <= now:
                 for seen in self._seen_silent(core, now):
                     this_pass.add(core.step(seen, now))
@@ -386,7 +367,7 @@ class SchedulerService:
             case _:
                 return inbound.event_of(incoming)
 
-    def _carry_out(self, server: Server, journal: Journal | None, core: SchedulerCore, this_pass: _Pass) -> None:
+    def _carry_out(self, server: Server, journal: Journal | None, core: SchedulerCore, this_pass: Ready) -> None:
         """Save the pass's records, then send its messages."""
         if journal is not None:
             try:
@@ -408,7 +389,7 @@ class SchedulerService:
             self._events.write(this_pass.records, this_pass.sends, this_pass.notes, clock.now_s())
         self._followers.tell(server, core, changed=bool(this_pass.records or this_pass.notes or this_pass.ended))
 
-    def _save(self, journal: Journal, core: SchedulerCore, this_pass: _Pass) -> None:
+    def _save(self, journal: Journal, core: SchedulerCore, this_pass: Ready) -> None:
         if this_pass.records:
             journal.append([records.SCHEMA.pack(record) for record in this_pass.records])
             if journal.size_bytes > max(COMPACT_BYTES, 4 * journal.compacted_bytes):
@@ -417,7 +398,7 @@ class SchedulerService:
             journal.require_claim()
             self._doubts_at = clock.now_s() + self._doubt_s
 
-    def _save_keys(self, journal: Journal | None, core: SchedulerCore, this_pass: _Pass) -> bool:
+    def _save_keys(self, journal: Journal | None, core: SchedulerCore, this_pass: Ready) -> bool:
         try:
             return self._keys.append(this_pass.key_records, core)
         except ClaimRemovedError as error:

@@ -63,7 +63,7 @@ from samebits.store.checkpoint.pruning import disposable as disposable
 from samebits.store.checkpoint.pruning import is_abandoned as is_abandoned
 from samebits.store.checkpoint.pruning import prune as prune
 from samebits.store.checkpoint.pruning import tellable as tellable
-from samebits.store.checkpoint.reading import Checkpoint as Checkpoint
+from samebits.store.checkpoint.reading import LoadedPoint as LoadedPoint
 from samebits.store.checkpoint.reading import export_tensors as export_tensors
 from samebits.store.checkpoint.reading import read as read
 from samebits.store.checkpoint.reading import tensor_entries as tensor_entries

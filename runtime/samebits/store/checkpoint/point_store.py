@@ -27,7 +27,7 @@ from samebits.store.checkpoint.point_format import (
     in_file_order,
 )
 from samebits.store.checkpoint.pruning import Pruned, Pruning
-from samebits.store.checkpoint.reading import Checkpoint
+from samebits.store.checkpoint.reading import LoadedPoint
 from samebits.store.checkpoint.remote_points import RemotePointStore, slots_at
 from samebits.store.checkpoint.tree import Tree
 from samebits.store.durable import BytesLike
@@ -87,7 +87,7 @@ class PointStore(Protocol[FoundHere]):
 
     def read(
         self, found: FoundHere, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1
-    ) -> Checkpoint:
+    ) -> LoadedPoint:
         """Return the verified contents; ``targets`` may be filled or left unchanged."""
 
     def write(self, header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree) -> None:
@@ -156,7 +156,7 @@ class LocalPointStore:
 
     def read(
         self, found: FoundPoint, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1
-    ) -> Checkpoint:
+    ) -> LoadedPoint:
         """See ``reading.read``."""
         return reading.read(found, targets, threads=threads)
 

@@ -41,7 +41,7 @@ _MOST_PIECES = 512  # per system call; readv(2), IOV_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class LoadedPoint:
     """A point's verified contents: tensors by name, as writable memory, and the plain values."""
 
     header: PointHeader
@@ -94,7 +94,7 @@ def tensor_entries(found: FoundPoint) -> list[TensorEntry]:
     return sorted(entries, key=lambda entry: (entry.start, entry.end))
 
 
-def read(found: FoundPoint, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1) -> Checkpoint:
+def read(found: FoundPoint, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1) -> LoadedPoint:
     """Return the point's contents, verified while they are read.
 
     Args:
@@ -116,7 +116,7 @@ def read(found: FoundPoint, targets: Mapping[str, TensorPart] | None = None, *, 
             raise
         tensors, views = places_of(entries, targets or {}, manifest.data_bytes)
         _read_chunks(descriptor, views, found, manifest, threads)
-    return Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
+    return LoadedPoint(manifest.header, tensors, manifest.tree, manifest.layout)
 
 
 def places_of(
@@ -147,13 +147,13 @@ def _padded(entry: TensorEntry) -> int:
     return -(-(entry.end - entry.start) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
-def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkpoint:
+def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> LoadedPoint:
     """Return the point whose verified data file is in ``buffer``; errors name it ``origin``."""
     tensors = {
         entry.name: TensorPart(entry.name, entry.dtype, entry.shape, buffer[entry.start : entry.end])
         for entry in decode_tensor_header(lambda start, end: bytes(buffer[start:end]), manifest, origin)
     }
-    return Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
+    return LoadedPoint(manifest.header, tensors, manifest.tree, manifest.layout)
 
 
 def new_buffer(size_bytes: int) -> memoryview:

@@ -41,7 +41,7 @@ from samebits.store.checkpoint.point_format import (
     in_file_order,
 )
 from samebits.store.checkpoint.pruning import Pruned, Pruning
-from samebits.store.checkpoint.reading import Checkpoint
+from samebits.store.checkpoint.reading import LoadedPoint
 from samebits.store.checkpoint.tree import Tree
 from samebits.store.durable import BytesLike
 from samebits.store.owner import MAX_OWNER_BYTES, OWNER_FILE, FolderOwner, decode_owner, encode_owner, owner_in
@@ -178,7 +178,7 @@ class RemotePointStore:
 
     def read(
         self, found: RemotePoint, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1
-    ) -> Checkpoint:
+    ) -> LoadedPoint:
         """Return the point's contents, verified while they are read.
 
         ``targets`` are not used: the network takes longer than a copy anyway.

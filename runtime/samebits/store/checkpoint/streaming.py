@@ -32,7 +32,7 @@ from samebits.store.checkpoint.point_format import (
     encode_manifest,
     in_file_order,
 )
-from samebits.store.checkpoint.reading import Checkpoint, decode_tensor_header, places_of
+from samebits.store.checkpoint.reading import LoadedPoint, decode_tensor_header, places_of
 from samebits.store.checkpoint.tree import Tree
 
 PIECE_BYTES = 4 * 1024 * 1024
@@ -83,7 +83,7 @@ class Outgoing:
         return cls(header, tree, layout, encode_header(parts), map(bytes_of, parts))
 
     @classmethod
-    def of_point(cls, point: Checkpoint) -> Outgoing:
+    def of_point(cls, point: LoadedPoint) -> Outgoing:
         """Prepare a point that was read from disk, and therefore verified."""
         return cls.of_state(point.header, point.tensors.values(), point.tree, point.layout)
 
@@ -121,7 +121,7 @@ class IncomingPoint:
         self.data_bytes = manifest.data_bytes - len(file_header)
         self._rest = [view for view in views if view][::-1]
         self._number = 0
-        self._point = Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
+        self._point = LoadedPoint(manifest.header, tensors, manifest.tree, manifest.layout)
 
     def take(self, piece: memoryview) -> None:
         """Store the next piece; raise :class:`CheckpointError` if it is not what was sent."""
@@ -131,7 +131,7 @@ class IncomingPoint:
         self._number += 1
         _move(self._rest, content, outwards=False)
 
-    def point(self) -> Checkpoint:
+    def point(self) -> LoadedPoint:
         """Return the point; call this after the last piece."""
         assert not self._rest, "not everything has come"
         return self._point

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint import metadata as index
 from samebits.errors import CheckpointError, StoreError, UsageError
 from samebits.service import log
 from samebits.store import durable
-from samebits.store.checkpoint import Checkpoint
+from samebits.store.checkpoint import LoadedPoint
 from samebits.training import value_trees
 from samebits.training.checkpoint.dcp_index import SafePlanner, SafeReader
 from samebits.training.checkpoint.export import ORIGIN, require_readable, values_of
@@ -34,7 +34,7 @@ from samebits.training.state.object_state import ObjectState
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def export_dcp(points: Sequence[Checkpoint], path: Path) -> None:
+def export_dcp(points: Sequence[LoadedPoint], path: Path) -> None:
     """Write one step's state to the new directory ``path``, completely or not at all.
 
     A program of any world size reads it with ``torch.distributed.checkpoint.load``. ``model`` and ``optimizer`` are

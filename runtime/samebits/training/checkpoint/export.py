@@ -15,7 +15,7 @@ import torch
 
 from samebits.errors import CheckpointError
 from samebits.store import durable
-from samebits.store.checkpoint import Checkpoint, PointHeader
+from samebits.store.checkpoint import LoadedPoint, PointHeader
 from samebits.training import value_trees
 from samebits.training.sharding.whole import has_pieces
 from samebits.training.state import snapshot
@@ -26,7 +26,7 @@ ORIGIN = "samebits"
 _LARGEST_INTEGER_BITS = 2039  # limit of pickle's LONG1, the only long integer that weights_only reads
 
 
-def export_for_torch(checkpoint: Checkpoint, path: Path, *, replace: bool = False) -> None:
+def export_for_torch(checkpoint: LoadedPoint, path: Path, *, replace: bool = False) -> None:
     """Write the point to the file ``path``, durably.
 
     Args:
@@ -44,7 +44,7 @@ def export_for_torch(checkpoint: Checkpoint, path: Path, *, replace: bool = Fals
         torch.save(content, file)
 
 
-def nested(checkpoint: Checkpoint) -> dict[str, Any]:
+def nested(checkpoint: LoadedPoint) -> dict[str, Any]:
     """Return the state's values by name, and the point's origin and other parts under ``samebits``."""
     contents = snapshot.state_in(checkpoint.tree, checkpoint.tensors)
     header = checkpoint.header

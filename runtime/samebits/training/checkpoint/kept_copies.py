@@ -16,7 +16,7 @@ from samebits.core.point import Point
 from samebits.errors import CheckpointError, LockedError, StoreError
 from samebits.service import log
 from samebits.store import checkpoint as checkpoints
-from samebits.store.checkpoint import Checkpoint, FoundPoint, MemoryRoom
+from samebits.store.checkpoint import FoundPoint, LoadedPoint, MemoryRoom
 from samebits.store.checkpoint.memory_room import RoomKind
 
 OLD_AFTER = 2  # points that all ranks must save in a generation before unused copies are removed
@@ -106,7 +106,7 @@ class KeptCopies:
             self.reject(copy, str(error))
             raise
 
-    def read(self, copy: Copy) -> Checkpoint:
+    def read(self, copy: Copy) -> LoadedPoint:
         """Read a copy and verify it."""
         found = self._found.get(copy)
         if found is None:

@@ -21,9 +21,9 @@ from samebits.service import log
 from samebits.service.copies.buddy import Brief, CopyListener
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import (
-    Checkpoint,
     FoundPoint,
     IncomingPoint,
+    LoadedPoint,
     Location,
     MemoryRoom,
     PointHeader,
@@ -98,7 +98,7 @@ class RankCheckpoints:
         self._saves = AsyncSaves(root, slot, job=job, job_name=job_name, memory=memory, listener=listener)
         self._in_memory: dict[Point, FoundPoint] = {}  # verified
         self._passed_over: set[str] = set()  # problems of points in memory that were logged
-        self._fetched: tuple[Point, Checkpoint] | None = None  # read from a remote folder for verification
+        self._fetched: tuple[Point, LoadedPoint] | None = None  # read from a remote folder for verification
         self._refused = 0  # failed saves in a row
         self.refused_by: StoreError | None = None  # why this process's last save failed, if it did
         self._stayed_before = False
@@ -468,7 +468,7 @@ class RankCheckpoints:
         *,
         threads: int = 1,
         to_send: bool = False,
-    ) -> Checkpoint:
+    ) -> LoadedPoint:
         """Read one of the held points and verify it.
 
         Args:

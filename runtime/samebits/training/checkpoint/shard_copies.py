@@ -26,7 +26,7 @@ from samebits.errors import CheckpointError, LockedError, StoreError
 from samebits.printable import counted
 from samebits.service import log
 from samebits.store import checkpoint as checkpoints
-from samebits.store.checkpoint import Checkpoint, MemoryRoom, PointHeader, TensorPart, Tree
+from samebits.store.checkpoint import LoadedPoint, MemoryRoom, PointHeader, TensorPart, Tree
 from samebits.store.checkpoint.memory_buffer import available_bytes
 from samebits.store.checkpoint.memory_room import NAMES, RoomKind
 from samebits.training import torch_private
@@ -223,7 +223,7 @@ class ShardCopies:
         """Return whether the commit is in one of the slots."""
         return self._slot is not None and KeptCommit(point, commits) in self.offer(self._slot)
 
-    def read(self, point: Point, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1) -> Checkpoint:
+    def read(self, point: Point, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1) -> LoadedPoint:
         """Read a commit, as ``checkpoints.read`` does.
 
         Raises:

@@ -23,7 +23,7 @@ from samebits.service import log
 from samebits.service.copies.buddy import brief_of
 from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
-from samebits.store.checkpoint import Checkpoint, Outgoing, PointHeader, StoredPoint, TensorPart
+from samebits.store.checkpoint import LoadedPoint, Outgoing, PointHeader, StoredPoint, TensorPart
 from samebits.training.checkpoint import staging
 from samebits.training.checkpoint.digests import StateDigests
 from samebits.training.checkpoint.kept_copies import KeptCopies
@@ -36,7 +36,7 @@ from samebits.training.group import ddp, meshes, transfer
 from samebits.training.group import device as devices
 from samebits.training.group.group import Group, discard, is_communication_failure
 from samebits.training.process.context import Worker
-from samebits.training.process.member_info import MemberInfo
+from samebits.training.process.next_group import MemberInfo
 from samebits.training.sharding.whole import has_pieces, whole
 from samebits.training.state import snapshot
 from samebits.training.state.base_state import State
@@ -614,7 +614,7 @@ class StatePoints:
         if received is not None:
             self._become(received)
 
-    def _share_of_rank_0(self, step: int) -> Checkpoint | None:
+    def _share_of_rank_0(self, step: int) -> LoadedPoint | None:
         """Send rank 0's live state to all ranks, and return it on the others. A collective."""
         generation = self.present()
         live = self._live(Point(step, generation.generation)) if generation.rank == 0 else None
@@ -664,7 +664,7 @@ class StatePoints:
         self.layouts = layouts
         ddp.attach_all(formed, layouts)
 
-    def _receive(self, formed: Group) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
+    def _receive(self, formed: Group) -> tuple[LoadedPoint, dict[str, torch.Tensor]]:
         """Receive the point from its source, and return it as :meth:`_load` does, without the source's own parts."""
         targets, tensors = self._targets({"shared": self._state.live_contents().get("shared", {})})
         found = transfer.receive(
@@ -831,7 +831,7 @@ class StatePoints:
             if not is_communication_failure(error):
                 raise
 
-    def _load(self, point: Point) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
+    def _load(self, point: Point) -> tuple[LoadedPoint, dict[str, torch.Tensor]]:
         """Return one of this rank's points, and the live tensors into which it was read, by name.
 
         After an error the state is undefined.
@@ -862,7 +862,7 @@ class StatePoints:
 
     def _become(
         self,
-        found: Checkpoint,
+        found: LoadedPoint,
         own: Mapping[str, Any] | None = None,
         filled: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
@@ -884,6 +884,6 @@ class StatePoints:
         self._state.load(contents, own=is_own)
 
 
-def _filled(found: Checkpoint, targets: Mapping[str, TensorPart], tensors: NamedTensors) -> dict[str, torch.Tensor]:
+def _filled(found: LoadedPoint, targets: Mapping[str, TensorPart], tensors: NamedTensors) -> dict[str, torch.Tensor]:
     """Return the tensors that already hold their part of the point, by name."""
     return {name: tensor for name, tensor in tensors if name in targets and found.tensors.get(name) is targets[name]}

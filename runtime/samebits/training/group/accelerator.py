@@ -188,7 +188,7 @@ class AcceleratorLink:
             pg = self._pg()
             if pg is not None:
                 _abort_at_once([*torch_private.subgroups_of(pg), pg], self._device)
-        except RuntimeError as error:  # the watchdog reports a thread that stays stuck
+        except RuntimeError as error:  # ``run.stuck_collective`` ends a thread that stays stuck
             log.warn(f"aborting {self._breaker.name} failed: {error}")
         finally:
             aborted.set()

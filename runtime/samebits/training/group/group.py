@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.utils.data.distributed import DistributedSampler  # torch has loaded it already
 
 from samebits.errors import CommunicationError, UsageError
 from samebits.store.collective_ring import open_ring
@@ -31,11 +32,11 @@ from samebits.training.group import gloo
 from samebits.training.group.accelerator import AcceleratorLink
 from samebits.training.group.breakable_group import BreakableGroup
 from samebits.training.group.breaker import EXIT_GRACE_S, Breaker, begin_breakable, expect_no_end, run_aside
+from samebits.training.group.calling_place import calling_place
 from samebits.training.group.failure import is_communication_failure
 from samebits.training.group.meeting_store import Exchange, MeetingStore
 from samebits.training.group.meshes import Declaring
 from samebits.training.group.recorder import Recorder
-from samebits.training.group.sampler_refusal import SamplerRefusal
 
 __all__ = ["Exchange", "Group", "current_breaker", "discard", "form", "form_alone", "is_communication_failure"]
 
@@ -507,3 +508,54 @@ def _empty(bags: Sequence[list[Any]], works: list[dist.Work]) -> None:
     for bag in bags:
         while bag:
             bag.pop(0)
+
+
+# ---- a ``DistributedSampler`` between ``samebits.init()`` and ``samebits.elastic.run``
+#
+# It asks the process group once how many ranks share the samples. In this phase the answer is always one. So
+# the sampler is refused as long as the group of one is torch's default.
+
+SAMPLER_ALONE = (
+    "a DistributedSampler without num_replicas and rank {when} samebits.elastic.run would give every rank all samples: "
+    "build it inside the function that elastic.run calls, or use samebits.ElasticSampler"
+)
+
+
+class SamplerRefusal:
+    """Raises UsageError for a ``DistributedSampler`` without both ``num_replicas`` and ``rank``, until :meth:`end`.
+
+    With gloo the group's own methods could refuse instead, but an accelerator's group is torch's, and its methods
+    cannot be replaced. So the constructor, which subclasses call as well, is replaced.
+
+    Args:
+        alone: as in :class:`BreakableGroup`.
+    """
+
+    def __init__(self, alone: Callable[[], str]) -> None:
+        self._alone = alone
+        self._lasts = True
+        self._constructor: Any = DistributedSampler.__init__
+        self._refusing = self._wrapped(self._constructor)
+        DistributedSampler.__init__ = self._refusing  # type: ignore[method-assign]
+
+    def end(self) -> None:
+        """Restore the class. Further calls do nothing."""
+        self._lasts = False
+        if DistributedSampler.__init__ is self._refusing:  # unless it was wrapped again meanwhile
+            DistributedSampler.__init__ = self._constructor  # type: ignore[method-assign]
+
+    def _wrapped(self, constructor: Any) -> Callable[..., None]:
+        @functools.wraps(constructor)
+        def construct(
+            sampler: DistributedSampler[Any],
+            dataset: Any,
+            num_replicas: int | None = None,
+            rank: int | None = None,
+            *more: Any,
+            **named: Any,
+        ) -> None:
+            if self._lasts and (num_replicas is None or rank is None):
+                raise UsageError(f"{calling_place()}: {SAMPLER_ALONE.format(when=self._alone())}")
+            constructor(sampler, dataset, num_replicas, rank, *more, **named)
+
+        return construct

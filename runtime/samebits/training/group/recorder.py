@@ -1,16 +1,24 @@
 """Record the collectives that one process group calls, in the process's ring buffer.
 
 This module decides which parts of a call's arguments are recorded; the ring buffer is in ``store.collective_ring``.
+It also saves torch's own record when a group is broken, to show the open collectives.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from samebits import strict_json
+from samebits.errors import StoreError
+from samebits.service import log
+from samebits.store import durable
 from samebits.store.collective_ring import DTYPES, NOBODY, OPS, OTHER_DTYPE, CollectiveRing
+from samebits.training import torch_private
 from samebits.training.group.calling_place import calling_frame
 
 __all__ = ["Recorder"]
@@ -113,3 +121,34 @@ def _shape_of(value: Any) -> tuple[Sequence[int], int]:
         return _NOTHING  # options
     parts = [_shape_of(one) for one in value]
     return (sum(torch.Size(shape).numel() for shape, _ in parts),), parts[0][1]
+
+
+# ---- torch's flight recorder
+# torch records collectives in memory that is lost with the process, and a rank that hangs in a collective is soon
+# ended. Its record is therefore written to LOG_DIR as soon as the group is broken, in a thread for which no recovery
+# waits.
+
+MOST_BYTES = 16 << 20
+
+
+def write_flight_record(folder: Path, node: str, reason: str) -> Path | None:
+    """Replace this node's file with the current record. Return None if it is empty or cannot be written.
+
+    Args:
+        folder: LOG_DIR; if it is missing, nothing is written.
+        node: this process's node.
+        reason: why the group was broken.
+    """
+    path = folder / f"flight_{node}.json"
+    try:
+        record = torch_private.flight_record()
+        if not folder.is_dir() or not 0 < len(record) <= MOST_BYTES:
+            return None
+        read = strict_json.loads(record)
+        if not read.get("entries"):
+            return None
+        durable.replace_note(path, json.dumps({"node": node, "broken": reason, "record": read}).encode())
+    except (StoreError, RuntimeError, ValueError) as error:  # a failed device cannot be queried either
+        log.warn(f"torch's record of its collectives could not be saved: {error}")
+        return None
+    return path

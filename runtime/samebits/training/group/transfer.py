@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from samebits.errors import CheckpointError, LayoutError
 from samebits.spelling import spelled
-from samebits.store.checkpoint import MAX_PREFACE_BYTES, Checkpoint, IncomingPoint, Outgoing, sizes_of
+from samebits.store.checkpoint import MAX_PREFACE_BYTES, IncomingPoint, LoadedPoint, Outgoing, sizes_of
 from samebits.training.group.breaker import Breaker
 from samebits.training.group.group import current_breaker
 from samebits.training.main_thread_time import main_thread
@@ -83,7 +83,7 @@ def receive(
     begin: Callable[[memoryview], IncomingPoint],
     meanwhile: Callable[[IncomingPoint], object],
     device: torch.device,
-) -> Checkpoint:
+) -> LoadedPoint:
     """Receive the point that ``source`` sends.
 
     Args:
@@ -116,7 +116,7 @@ def receive(
 
 def share(
     point: Outgoing | None, source: int, begin: Callable[[memoryview], IncomingPoint], device: torch.device
-) -> Checkpoint | None:
+) -> LoadedPoint | None:
     """Send a point in pieces to all ranks, and return it on all ranks except the source. A collective.
 
     Args:
@@ -250,3 +250,39 @@ def receive_bytes(source: int, most_bytes: int, device: torch.device) -> memoryv
     content = torch.empty(size_bytes, dtype=torch.uint8, device=device)
     _arrive([dist.irecv(content, source, tag=_OPENING_TAG)])
     return memoryview(on_host(content).numpy().data)
+
+
+# ---- many tensors in one flat tensor, so that a single collective can process all of them
+#
+# There is one flat tensor per dtype and device, and each tensor always has the same position in it, so sums have the
+# same bits. If the operation fails, no tensor is changed.
+
+_Kind = tuple[torch.dtype, torch.device]
+
+
+class FlatBuffers:
+    """Reusable memory for flattening one list of tensors."""
+
+    def __init__(self) -> None:
+        self._flat: dict[_Kind, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def change(self, tensors: Sequence[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
+        """Apply ``change`` to the flattened tensors and copy the results back. If it raises, no tensor is changed."""
+        kinds: dict[_Kind, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        laid_out = {kind: self._laid_out(kind, alike) for kind, alike in kinds.items()}
+        for kind, (_, views) in laid_out.items():
+            torch._foreach_copy_(views, kinds[kind])
+        for flat, _ in laid_out.values():
+            change(flat)
+        for kind, (_, views) in laid_out.items():
+            torch._foreach_copy_(kinds[kind], views)
+
+    def _laid_out(self, kind: _Kind, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        sizes = [tensor.numel() for tensor in tensors]
+        flat = self._flat.get(kind)
+        if flat is None or flat.numel() != sum(sizes):
+            flat = self._flat[kind] = torch.empty(sum(sizes), dtype=kind[0], device=kind[1])
+        return flat, [part.view(one.shape) for part, one in zip(flat.split(sizes), tensors, strict=True)]

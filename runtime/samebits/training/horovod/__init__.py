@@ -25,9 +25,15 @@ from samebits.training.horovod.collectives import (
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
 )
 from samebits.training.horovod.optimizer import DistributedOptimizer
-from samebits.training.horovod.world import init, is_initialized, local_rank, local_size, rank, shutdown, size
 
 __all__ = [
     "Average",

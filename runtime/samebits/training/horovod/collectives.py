@@ -1,9 +1,9 @@
-"""``hvd.allreduce``, ``allgather`` and ``broadcast`` for tensors, and their forms for objects.
+"""``hvd.init``, ``rank`` and ``size``; ``allreduce``, ``allgather`` and ``broadcast`` for tensors and objects.
 
-All run on the default group of the current generation, so a lost peer ends each of them, and nothing is kept between
-generations. A reduction sums in the group's own order, which is the same in every run of the same world size, and
-divides afterwards. None of the calls passes gradients on: a tensor that requires a gradient is refused, because part of
-the loss would silently have no effect on training.
+All collectives run on the default group of the current generation, so a lost peer ends each of them, and nothing is
+kept between generations. A reduction sums in the group's own order, which is the same in every run of the same world
+size, and divides afterwards. None of the calls passes gradients on: a tensor that requires a gradient is refused,
+because part of the loss would silently have no effect on training.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch.distributed as dist
 from samebits.errors import CheckpointError, UsageError
 from samebits.store.checkpoint import tree as plain
 from samebits.store.checkpoint.point_format import TensorPart
-from samebits.training.group import transfer
-from samebits.training.horovod import world
+from samebits.training.group import device, transfer
 from samebits.training.process import context
 from samebits.training.state import snapshot
+from samebits.training.state.base_state import source_of_sync
 from samebits.training.state.handlers import OptimizerHandler
 
 
@@ -109,7 +109,7 @@ def allreduce_(
         if sent is not tensor:
             tensor.copy_(compression.decompress(sent, dtype))
         if op is Average:
-            tensor.div_(world.size(), rounding_mode=None if tensor.is_floating_point() else "trunc")
+            tensor.div_(size(), rounding_mode=None if tensor.is_floating_point() else "trunc")
     return tensor
 
 
@@ -145,7 +145,7 @@ def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) ->
     del name
     with torch.no_grad():
         sent = tensor.contiguous()
-        dist.broadcast(sent, world.root(root_rank))
+        dist.broadcast(sent, rank_of_root(root_rank))
         if sent is not tensor:
             tensor.copy_(sent)
     return tensor
@@ -178,8 +178,8 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
         UsageError: the root's value holds something else.
     """
     del name
-    root = world.root(root_rank)
-    packed = pack(obj, "hvd.broadcast_object") if world.rank() == root else None
+    root = rank_of_root(root_rank)
+    packed = pack(obj, "hvd.broadcast_object") if rank() == root else None
     return unpack(transfer.broadcast(packed, root, context.current("hvd.broadcast_object").device))
 
 
@@ -224,7 +224,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], 
         raise UsageError(
             f"hvd.broadcast_parameters: {', '.join(wrong)} is not a tensor. Fix: use hvd.broadcast_object for it"
         )
-    if not world.has_group():
+    if not has_group():
         return
     for _, tensor in sorted(items, key=lambda item: item[0]):
         if tensor is not None:
@@ -236,11 +236,79 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
 
     Before ``elastic.run`` this has no effect.
     """
-    if not world.has_group():
+    if not has_group():
         return
-    handler, root = OptimizerHandler(optimizer), world.root(root_rank)
-    is_root = world.rank() == root
+    handler, root = OptimizerHandler(optimizer), rank_of_root(root_rank)
+    is_root = rank() == root
     packed = pack(handler.contents(), "hvd.broadcast_optimizer_state") if is_root else None
     received = transfer.broadcast(packed, root, context.current("hvd.broadcast_optimizer_state").device)
     if not is_root:
         handler.load(unpack(received))
+
+
+# ---- ``hvd.init``, ``rank``, ``size``, and which rank is the root
+#
+# Between ``init`` and ``elastic.run``, a process has the rank of its future seat but no group yet. A script may
+# therefore scale its learning rate and name its files, but not communicate.
+
+
+def init() -> None:
+    """Take this process's role and, in a worker, wait for a seat: ``samebits.init()``.
+
+    With ``ENABLE_RECOVERY=0`` this also creates the process group.
+    """
+    context.init()
+    process = context.current("hvd.init()")
+    if not dist.is_initialized():
+        dist.init_process_group(device.backend_of(process.device))
+
+
+def shutdown() -> None:
+    """Do nothing: a worker leaves the job when its process exits.
+
+    The exit status shows whether this was intended.
+    """
+
+
+def is_initialized() -> bool:
+    """Return whether :func:`init` was called."""
+    try:
+        context.current("hvd.is_initialized()")
+    except UsageError:
+        return False
+    return True
+
+
+def rank() -> int:
+    """Return this process's rank. Before ``elastic.run``, it is the rank that its seat will have."""
+    return context.get_rank()
+
+
+def size() -> int:
+    """Return the number of workers. Before ``elastic.run``, it is the job's intended number."""
+    return context.get_world_size()
+
+
+def local_rank() -> int:
+    """Return this process's index among its host's workers."""
+    return context.get_local_rank()
+
+
+def local_size() -> int:
+    """Return the number of workers on this host.
+
+    Before ``elastic.run``, it is the number of all workers, as if they shared one host.
+    """
+    generation = context.current("hvd.local_size()").generation
+    return size() if generation is None else generation.local_world_size
+
+
+def has_group() -> bool:
+    """Return whether this process is part of a generation and can reach the other ranks."""
+    return context.current("a collective").generation is not None
+
+
+def rank_of_root(rank: int) -> int:
+    """Return the rank to use as root. In a state's ``sync``, 0 means the rank with the newest commit, as in Horovod."""
+    source = source_of_sync()
+    return rank if source is None or rank != 0 else source

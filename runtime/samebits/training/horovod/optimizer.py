@@ -14,9 +14,9 @@ from typing import Any, TypeVar, cast
 import torch
 
 from samebits.errors import UsageError
-from samebits.training.horovod import world
+from samebits.training.group.transfer import FlatBuffers
+from samebits.training.horovod import collectives
 from samebits.training.horovod.collectives import Average, Compression, NoneCompressor, ReduceOp, Sum, allreduce_
-from samebits.training.state.flat_buffers import FlatBuffers
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
@@ -69,7 +69,7 @@ class _Averages:
 
     @torch.no_grad()
     def run(self) -> None:
-        if world.size() == 1:
+        if collectives.size() == 1:
             return
         self._flat.change(self._gradients(), lambda flat: allreduce_(flat, compression=self._compression, op=self._op))
 

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import importlib
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -52,6 +53,7 @@ from samebits.service.scheduling.loop import SchedulerService
 from samebits.service.torchrun_seat import become_keeper
 from samebits.spelling import spelled_run
 from samebits.start_folder import start_folder, was_started_in
+from samebits.store.child_processes import die_with
 from samebits.store.lock import DirectoryLock
 from samebits.store.process_identity import host_id
 from samebits.training import torch_private
@@ -62,12 +64,10 @@ from samebits.training.process import node_comparison, numerics, preflight
 from samebits.training.process.compiled_code import keep_compiled_code
 from samebits.training.process.device_view import DeviceView, wait_for_memory
 from samebits.training.process.exit_status import ExitStatus, last_words, named, own_words, watch_threads
-from samebits.training.process.forking import Forking
-from samebits.training.process.member_info import own_info
-from samebits.training.process.next_group import NextGroup, join_plain_group, likely_place
+from samebits.training.process.next_group import NextGroup, join_plain_group, likely_place, own_info
 from samebits.training.process.sigterm import Departure
 from samebits.training.process.torchrun_calls import TorchrunCalls
-from samebits.training.torch_versions import not_tried
+from samebits.training.torch_private import not_tried
 
 _TRAINED_ALONE = (
     "worker {node} trained alone: samebits.elastic.run was never called. Fix: write `@samebits.elastic.run` above the "
@@ -669,3 +669,49 @@ class _Ending:
         self._status = 1 if self.recovers and not self.is_through else 0
         when = "after" if self.is_through else "before"
         return f"its program ended with a SystemExit {when} training had finished; sys.exit() would report the status"
+
+
+# ---- forks, such as those of a DataLoader's workers
+#
+# A forked child has one thread but the locks of all threads. A lock that another thread held at the fork stays held in
+# the child forever, so the child may block before its first line runs. Code in the child, such as a check for its
+# parent, cannot help then.
+#
+# - glibc reinitializes most of its own locks in a child, but not the lock of atexit(3) (``__exit_funcs_lock``, glibc
+#   2.36). torch takes that lock whenever an operator is used for the first time, so gloo's threads take it in their
+#   first collectives. A DataLoader's worker takes it in its first call (``torch.set_num_threads``). So a fork waits
+#   until no collective is running.
+# - The kernel ends a multiprocessing child that should end with its parent (``daemon``, prctl(2), ``PR_SET_PDEATHSIG``)
+#   if the parent cannot do so because it was killed or the child no longer responds.
+
+
+class Forking:
+    """Handles forks of this process after ``install()``.
+
+    Args:
+        settle: waits, for a bounded time, until this process's other threads hold no lock that a child would need.
+        let_go: called in each child.
+    """
+
+    def __init__(self, settle: Callable[[], object], let_go: Callable[[], object]) -> None:
+        self._settle = settle
+        self._let_go = let_go
+        self._pid = os.getpid()
+        self._main_thread = threading.main_thread().ident  # the same number in a forked child
+
+    def install(self) -> None:
+        """Handle every fork made through Python, except ``subprocess``, which executes another program at once."""
+        os.register_at_fork(before=self._before, after_in_child=self._let_go)
+        multiprocessing.util.register_after_fork(self, Forking._begin)
+
+    def _before(self) -> None:
+        if os.getpid() == self._pid:  # a child has none of the parent's other threads
+            self._settle()
+
+    def _begin(self) -> None:
+        """Make the kernel end a multiprocessing child with its parent, before the child does its own work."""
+        parent = multiprocessing.parent_process()
+        if not multiprocessing.current_process().daemon or threading.get_ident() != self._main_thread:
+            return
+        if parent is not None and parent.pid is not None:
+            die_with(parent.pid)

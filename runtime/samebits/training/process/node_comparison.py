@@ -1,10 +1,9 @@
 """Compare the nodes before the first generation: their times for equal work, and sums that pairs compute.
 
-The nodes exchange their results through the scheduler's keys, and ``core.watch.node_check`` decides which nodes are
-bad. The nodes with the lowest slots read all results. Each of them decides which nodes to pair next, and the first to
-write its plan decides for all, so no single node is indispensable and all nodes follow the same plan. Each wait is
-bounded, and each node deletes the keys that it wrote. A node that still waits for a deleted key finds the verdict,
-which is kept.
+Each node publishes a report under the scheduler's keys, reads its peers' reports, and judges itself by the rules of
+``core.watch.node_check``. Each wait is bounded. The keys are durable, so the death of the scheduler disturbs no
+comparison. A node's report stays: a later process in its slot learns from it whether this machine was rejected, and is
+not compared again.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import msgspec
 import torch
@@ -24,8 +22,8 @@ from samebits.core.agent.agent_events import KeyAsk
 from samebits.core.messages import Admitted, KeyAnswer, KeyOp, KeyOutcome
 from samebits.core.replacement_names import number_of, root_of
 from samebits.core.watch import node_check as check
-from samebits.core.watch.node_check import NodeCheckPlan, NodeReport, NodeTimings, Pair, Sum
-from samebits.errors import CommunicationError, KeyValueError, KeyValueTimeoutError, PreflightError
+from samebits.core.watch.node_check import NodeReport, NodeTimings, Pair, Sum
+from samebits.errors import CommunicationError, KeyValueError, PreflightError
 from samebits.printable import IN_LOGS, shortened
 from samebits.service import log
 from samebits.service.agent import Agent
@@ -35,20 +33,16 @@ from samebits.training.group import transfer
 from samebits.training.group.group import Group
 from samebits.training.process import preflight
 
-READERS = 3
-"""Number of nodes that read all figures. One would suffice, but any of them may be lost."""
-WAIT_S = 60.0
-"""Seconds to wait for a node's figures; a node without figures by then takes no part."""
-PAIR_S = 20.0
-LOOK_S, MOST_LOOK_S = 1.0, 8.0
-"""First and longest interval at which a node that waits for a key, which may be deleted, checks for the verdict."""
+PAIR_S = 15.0
+"""Longest time in which a pair connects, and in which it computes one sum, in seconds."""
+ROUND_S = 30.0
+"""Seconds for one round of sums. A pair that has not met by its end is not tested."""
+LAST_LOOK_S = 1.0
+"""Seconds to wait for a report even if its time is over, because it may only have to be fetched."""
 NUMBERS = 1 << 20
 """Count of numbers that a pair adds up, in float32; they are integers, so their sum is exact."""
 SUMS = 8
-MOST_NODES = 4096
-_DIED = NodeCheckPlan(is_last=True, said=("the nodes were not compared: their scheduler died meanwhile",))
-_FIX = "Fix: start this node on another host, or without preflight in HEALTH"
-_Value = TypeVar("_Value")
+MOST_CHARS = 300
 
 
 def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.device, figures: NodeTimings) -> None:
@@ -60,24 +54,18 @@ def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.
     slot = _slot_of(admitted, agent.node)
     if slot is None or admitted.world_size < 2:
         return
-    if admitted.world_size > MOST_NODES:
-        log.say(f"pre-flight: with more than {MOST_NODES} nodes, each checks only itself")
-        return
     part = _Check(settings, agent, slot, admitted.world_size, device)
     try:
-        last = part.verdict()
-        if last is None and admitted.generation == 0 and admitted.slot is not None:
-            if admitted.incarnation > 1:
-                log.say("pre-flight: not compared with the other nodes, because this node was restarted meanwhile")
-                return
+        report = part.earlier_report(slot)
+        if report is None and admitted.generation == 0 and admitted.slot is not None:
             agent.wait_for_round()
-            last = part.run(figures)
+            report = part.run(figures)
     except KeyValueError as error:
-        log.warn(f"the nodes were not compared before the start: {error}")
+        log.warn(f"this node was not compared with the others before the start: {error}")
         return
-    if last is not None and last.bad.get(slot) == machine_id():
-        why = last.why.get(slot, f"it is slow or wrong, one of {len(last.bad)} such nodes")
-        why = f"{shortened(why, check.MOST_CHARS, IN_LOGS)}. {_FIX}"
+    if report is not None and report.why and report.machine == machine_id():
+        why = shortened(report.why, MOST_CHARS, IN_LOGS)
+        why += ". Fix: start this node on another host, or without preflight in HEALTH"
         agent.leave(on_purpose=False, text=f"the pre-flight rejected it: {why}", status=PreflightError.exit_code)
         raise PreflightError(f"the pre-flight compared {agent.node} with the other nodes: {why}")
 
@@ -98,71 +86,58 @@ class _Check:
     def __init__(self, settings: Settings, agent: Agent, slot: int, world_size: int, device: torch.device) -> None:
         self._settings, self._agent, self._slot = settings, agent, slot
         self._world_size, self._device = world_size, device
-        self._written: set[str] = set()
-        self._term: int | None = None  # of the scheduler that stores the keys; None: any scheduler may answer
 
-    def verdict(self) -> NodeCheckPlan | None:
-        """Return the verdict of an earlier process or of the other nodes, or None."""
-        answer = self._call("last", KeyOp.GET)
-        return self._plan("last", answer) if answer.outcome is KeyOutcome.DONE else None
+    def earlier_report(self, slot: int) -> NodeReport | None:
+        """Return the report that a process in this slot has published, or None."""
+        answer = self.call(f"report/{slot}", KeyOp.GET)
+        return _decoded(slot, answer) if answer.outcome is KeyOutcome.DONE else None
 
-    def run(self, figures: NodeTimings) -> NodeCheckPlan:
-        """Take part until there is a verdict, return it, and delete this node's other keys."""
-        self._term = self._call("last", KeyOp.GET).term
-        try:
-            try:
-                last = self._last_plan(figures)
-            except _OverError as over:
-                last = over.plan
-            self._term = None
-            if self.put("last", last, KeyOp.COMPARE_AND_SET) is KeyOutcome.DONE and last.said:
-                self._agent.report_anomaly(0, f"pre-flight: {'; '.join(last.said)}")
-            return self.verdict() or last
-        finally:
-            self._term = None
-            with contextlib.suppress(KeyValueError):
-                for name in sorted(self._written):
-                    self._call(name, KeyOp.DELETE)
+    def run(self, figures: NodeTimings) -> NodeReport:
+        """Take part, and return this node's report with its verdict."""
+        began_s, sums, rounds = time.monotonic(), dict[int, Sum](), check.rounds(self._world_size)
+        for number, pairs in enumerate(rounds, 1):
+            if (pair := next((one for one in pairs if self._slot in one), None)) is not None:
+                sums[pair[pair[0] == self._slot]] = self._sum(pair, began_s + number * ROUND_S)
+        own = NodeReport(f"worker {self._agent.node}", machine_id(), figures, sums)
+        self._publish(own)
+        reports, versions = {self._slot: own}, dict[int, int]()
+        for peer in check.peers(self._slot, self._world_size):
+            with contextlib.suppress(KeyValueError):  # it is late or invalid
+                answer = self.take(f"report/{peer}", began_s + (len(rounds) + 1) * ROUND_S)
+                reports[peer], versions[peer] = _decoded(peer, answer), answer.version
+        if slow_at := self._slow(self._slot, reports):
+            again = NodeTimings(*map(min, zip(figures, self._measured(), strict=True)))
+            slow_at = self._slow(self._slot, reports | {self._slot: msgspec.structs.replace(own, figures=again)})
+        why, said = check.verdict(self._slot, reports, slow_at)
+        own = msgspec.structs.replace(own, why=why)
+        self._publish(own)
+        for peer, version in versions.items():
+            if reports[peer].why is None and self._slow(peer, reports):  # it measures again: stay idle
+                with contextlib.suppress(KeyValueError):
+                    self.take(f"report/{peer}", time.monotonic() + ROUND_S, above=version)
+        if (following := (self._slot + 1) % self._world_size) not in reports:
+            said.append(f"the node of slot {following} did not report in time and was not compared")
+        if all(one.problem == check.UNMET for one in sums.values()):
+            said.append(f"the node of slot {self._slot} found no partner for a sum in time")
+        for sentence in said:
+            self._agent.report_anomaly(0, f"pre-flight: {sentence}")
+        return own
 
-    def _last_plan(self, figures: NodeTimings) -> NodeCheckPlan:
-        self.put(f"alone/{self._slot}", NodeReport(f"worker {self._agent.node}", machine_id(), figures))
-        judge = None
-        if self._slot < READERS:
-            slots = range(self._world_size)
-            judge = check.Judge(self._reports("alone", slots), slots, shares_all=self._device.type == "cpu")
-        for number in range(check.MOST_PLANS):
-            if judge is not None:
-                self.put(f"plan{number}", judge.plan(), KeyOp.COMPARE_AND_SET)
-            plan = self._plan(f"plan{number}", self._wait(f"plan{number}", time.monotonic() + 3 * WAIT_S))
-            if plan.is_last:
-                return plan
-            pair = next((one for one in plan.pairs if self._slot in one), None)
-            found = Sum(0.0) if pair is None else self._sum(pair, number)
-            measured = self._measured() if self._slot in plan.again else NodeTimings(0, 0, 0)
-            if self._slot in plan.asked:
-                self.put(f"round{number}/{self._slot}", NodeReport(figures=measured, sum=found))
-            if judge is not None:
-                judge.take(plan, self._reports(f"round{number}", plan.asked))
-        raise KeyValueError(f"{check.MOST_PLANS} rounds led to no verdict")
-
-    def _reports(self, part: str, slots: Iterable[int]) -> dict[int, NodeReport]:
-        """Return these nodes' reports, except those that are late or invalid."""
-        found, until_s = {}, time.monotonic() + WAIT_S
-        for slot in slots:
-            with contextlib.suppress(KeyValueError):
-                found[slot] = self.take(f"{part}/{slot}", NodeReport, until_s)
-        return found
+    def _slow(self, slot: int, reports: dict[int, NodeReport]) -> str:
+        return check.slow(slot, reports, shares_all=self._device.type == "cpu")
 
     def _measured(self) -> NodeTimings:
         return preflight.figures(preflight.looks([self._device], self._settings.checkpoint_path))
 
-    def _sum(self, pair: Pair, number: int) -> Sum:
-        rank, meeting = pair.index(self._slot), _Meeting(self, f"meet{number}", pair, self._slot)
-        address = address_towards(self._settings.sched_host, self._settings.sched_port)
+    def _sum(self, pair: Pair, until_s: float) -> Sum:
+        rank = pair.index(self._slot)
+        if self.call(f"report/{pair[1 - rank]}", KeyOp.GET).outcome is KeyOutcome.DONE:  # this process came too late
+            return Sum(0.0, check.UNMET)
+        meeting = _Meeting(self, pair, rank, until_s)
         group = Group(
             *(self._device, rank, 2, meeting),
             name="the pre-flight",
-            address=address,
+            address=address_towards(self._settings.sched_host, self._settings.sched_port),
             timeout_s=PAIR_S,
             connect_timeout_s=PAIR_S,
             backend=self._settings.collective_backend,
@@ -170,79 +145,49 @@ class _Check:
         try:
             group.form()
             return added_up(self._device, rank)
-        except (CommunicationError, KeyValueTimeoutError, RuntimeError) as error:
+        except (CommunicationError, KeyValueError, RuntimeError) as error:
             why = (str(error).splitlines() or [""])[0]
             log.warn(f"pre-flight: slots {pair[0]} and {pair[1]} could not compute a sum: {why}")
             return Sum(0.0, check.SILENT if meeting.is_over else check.UNMET)
         finally:
             group.drop()
+            with contextlib.suppress(KeyValueError):
+                self.call(meeting.own_key, KeyOp.DELETE)
 
     # ---- the keys
 
-    def put(self, name: str, value: NodeCheckPlan | NodeReport | bytes, op: KeyOp = KeyOp.PUT) -> KeyOutcome:
-        """Write a value; with COMPARE_AND_SET, only if no other node has written one."""
-        if name != "last":
-            self._written.add(name)
-        return self._call(name, op, msgspec.msgpack.encode(value), is_durable=name == "last").outcome
+    def _publish(self, report: NodeReport) -> None:
+        self.call(f"report/{self._slot}", KeyOp.PUT, msgspec.msgpack.encode(report))
 
-    def take(self, name: str, kind: type[_Value], until_s: float) -> _Value:
-        """Wait for and return another node's value."""
-        return _decoded(name, self._wait(name, until_s), kind)
+    def take(self, name: str, until_s: float, above: int = 0) -> KeyAnswer:
+        """Wait for another node's value, of a version greater than ``above``."""
+        return self.call(name, KeyOp.WAIT, b"", above, max(until_s - time.monotonic(), LAST_LOOK_S))
 
-    def _plan(self, name: str, answer: KeyAnswer) -> NodeCheckPlan:
-        plan = _decoded(name, answer, NodeCheckPlan)
-        if not plan.is_sound(self._world_size):
-            raise KeyValueError(f"the value that another node wrote under {name} names nodes that do not exist")
-        return plan
-
-    def _wait(self, name: str, until_s: float) -> KeyAnswer:
-        look_s = LOOK_S
-        while (left_s := until_s - time.monotonic()) > 0:
-            with contextlib.suppress(KeyValueTimeoutError):
-                return self._call(name, KeyOp.WAIT, timeout_s=min(left_s, look_s))
-            look_s = min(2 * look_s, MOST_LOOK_S)
-            if (last := self.verdict()) is not None:
-                raise _OverError(last)
-        answer = self._call(name, KeyOp.GET)
-        if answer.outcome is not KeyOutcome.DONE:
-            raise KeyValueTimeoutError(f"no other node has written {name} in time")
-        return answer
-
-    def _call(
-        self, name: str, op: KeyOp, value: bytes = b"", *, timeout_s: float = WAIT_S, is_durable: bool = False
-    ) -> KeyAnswer:
-        ask = KeyAsk(op, f"samebits/preflight/{name}".encode(), value, is_durable=is_durable)
+    def call(self, name: str, op: KeyOp, value: bytes = b"", version: int = 0, timeout_s: float = ROUND_S) -> KeyAnswer:
+        """Call the scheduler for a key of the pre-flight."""
+        ask = KeyAsk(op, f"samebits/preflight/{name}".encode(), value, version, is_durable=True)
         answer = self._agent.call_keys(ask, timeout_s, is_wait=op is KeyOp.WAIT)
-        if self._term not in (None, answer.term):  # keys are lost with a term, so a missing report proves nothing
-            raise _OverError(_DIED)
         if answer.outcome is KeyOutcome.REFUSED:
             raise KeyValueError(f"the scheduler refused a key: {answer.text}")
         return answer
 
 
-class _OverError(Exception):
-    """While this node waited for a key, the verdict was written, or the scheduler died with the keys."""
-
-    def __init__(self, plan: NodeCheckPlan) -> None:
-        super().__init__()
-        self.plan = plan
-
-
 class _Meeting:
     """The exchange of addresses between the two nodes of a pair. Implements :class:`.Exchange`."""
 
-    def __init__(self, part: _Check, name: str, pair: Pair, slot: int) -> None:
-        self.is_over = False
-        self._part, self._name, self._pair, self._slot = part, name, pair, slot
+    def __init__(self, part: _Check, pair: Pair, rank: int, until_s: float) -> None:
+        self.is_over, self._part, self._until_s = False, part, until_s
+        self._keys = [f"meet/{pair[0]}/{pair[1]}/{slot}" for slot in pair]
+        self.own_key = self._keys[rank]
 
     def publish(self, blob: bytes) -> None:
         """Publish this node's address."""
-        self._part.put(f"{self._name}/{self._slot}", blob)
+        if self._part.call(self.own_key, KeyOp.COMPARE_AND_SET, blob).outcome is not KeyOutcome.DONE:
+            raise KeyValueError("an earlier process in this slot has published its address")
 
     def wait(self) -> Sequence[bytes]:
         """Return both addresses."""
-        until_s = time.monotonic() + PAIR_S
-        blobs = [self._part.take(f"{self._name}/{slot}", bytes, until_s) for slot in self._pair]
+        blobs = [self._part.take(key, self._until_s).value for key in self._keys]
         self.is_over = True
         return blobs
 
@@ -263,8 +208,8 @@ def added_up(device: torch.device, rank: int) -> Sum:
     return Sum(fastest_s)
 
 
-def _decoded(name: str, answer: KeyAnswer, kind: type[_Value]) -> _Value:
+def _decoded(slot: int, answer: KeyAnswer) -> NodeReport:
     try:
-        return msgspec.msgpack.decode(answer.value, type=kind)
+        return msgspec.msgpack.decode(answer.value, type=NodeReport)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise KeyValueError(f"another node wrote something else under {name}: {error}") from None
+        raise KeyValueError(f"the report of slot {slot} is invalid: {error}") from None

@@ -36,16 +36,15 @@ from samebits.store.step_record import LogHeader
 from samebits.training import torch_private
 from samebits.training.checkpoint.replay import Replay, require_steps
 from samebits.training.checkpoint.state_points import StatePoints
-from samebits.training.group import ddp, flight_record, group, meshes, transfer
+from samebits.training.group import ddp, group, meshes, recorder, transfer
 from samebits.training.group import device as devices
 from samebits.training.group.calling_place import calling_place
 from samebits.training.main_thread_time import main_thread
 from samebits.training.process import numerics
 from samebits.training.process.context import Worker
-from samebits.training.process.member_info import MemberInfo
-from samebits.training.process.next_group import NextGroups
+from samebits.training.process.next_group import MemberInfo, NextGroups
 from samebits.training.process.sigterm import SigtermStage
-from samebits.training.run import process_tuning, watchdog
+from samebits.training.run import process_tuning, stuck_collective
 from samebits.training.run.gradient_audits import Audits
 from samebits.training.run.main_thread_probe import MainThreadProbe
 from samebits.training.run.process_tuning import InterpreterTuning, warm_up
@@ -507,7 +506,7 @@ class ElasticRun:
     def _watch(self, formed: group.Group) -> None:
         """Let the control thread break the group from now on, even while this thread is blocked."""
         record = self._record_flight if self._process.device.type != "cpu" else None
-        self._agent.on_break = watchdog.guarded(
+        self._agent.on_break = stuck_collective.guarded(
             formed.break_,
             lambda: formed.is_cut,
             record,
@@ -535,7 +534,7 @@ class ElasticRun:
         return _TIMES_LONGEST_STEP * max(self._longest_step_s, self._committed_s - self._settled_s)
 
     def _record_flight(self, reason: str) -> None:
-        flight_record.write(self._process.settings.log_dir, self._agent.node, reason)
+        recorder.write_flight_record(self._process.settings.log_dir, self._agent.node, reason)
 
     def _leave(self, reason: str, gently: bool) -> None:
         """Leave the generation. This is reported before anything slow, so that no rank waits for this one."""
@@ -563,7 +562,7 @@ class ElasticRun:
         self._agent.on_break, self._agent.observe = _nothing_to_break, _nowhere
         self._comparison = None
         self._audits.close()
-        watchdog.left()
+        stuck_collective.left()
 
     # ---- state
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from samebits.core.reports import MAX_STEP_US, StepTime, StepTiming
-from samebits.core.watch.pace import STEPS, mean_of
+from samebits.core.watch.stragglers import STEPS, mean_of
 from samebits.training.main_thread_time import MainThreadTime, main_thread
 
 FIRST_STEPS = 2

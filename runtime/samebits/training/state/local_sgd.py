@@ -21,10 +21,10 @@ from samebits.core.point import Point
 from samebits.core.reports import PartKind
 from samebits.errors import UsageError
 from samebits.training.group import transfer
+from samebits.training.group.transfer import FlatBuffers
 from samebits.training.process import context
 from samebits.training.state.base_state import CommitSink, State
 from samebits.training.state.compared import Named
-from samebits.training.state.flat_buffers import FlatBuffers
 from samebits.training.state.handlers import ModuleHandler, OptimizerHandler
 from samebits.training.state.torch_state import TorchState
 

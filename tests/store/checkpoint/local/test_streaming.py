@@ -9,8 +9,8 @@ import pytest
 
 from samebits.errors import CheckpointError
 from samebits.store.checkpoint import (
-    Checkpoint,
     IncomingPoint,
+    LoadedPoint,
     Outgoing,
     TensorPart,
     read,
@@ -38,7 +38,7 @@ def messages_of(outgoing: Outgoing) -> Iterator[bytes]:
         yield bytes(piece)
 
 
-def arrived(messages: Iterator[bytes], job: str = JOB, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:
+def arrived(messages: Iterator[bytes], job: str = JOB, targets: Mapping[str, TensorPart] | None = None) -> LoadedPoint:
     incoming = IncomingPoint(memoryview(next(messages)), job, targets or {})
     for _ in sizes_of(incoming.data_bytes):
         incoming.take(memoryview(next(messages)))
@@ -49,7 +49,7 @@ def live(parts: list[TensorPart] | None = None) -> Outgoing:
     return Outgoing.of_state(header_of(7), one_of_each_dtype() if parts is None else parts, TREE, LAYOUT)
 
 
-def assert_whole(found: Checkpoint, parts: list[TensorPart]) -> None:
+def assert_whole(found: LoadedPoint, parts: list[TensorPart]) -> None:
     assert found.header == header_of(7)
     assert (found.tree, found.layout) == (TREE, LAYOUT)
     assert {name: (part.dtype, part.shape, bytes(part.data)) for name, part in found.tensors.items()} == {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from samebits.core.point import Point
-from samebits.store.checkpoint import Checkpoint, Pruning, Retention, TensorPart
+from samebits.store.checkpoint import LoadedPoint, Pruning, Retention, TensorPart
 from samebits.store.checkpoint.remote_points import RemotePoint, RemotePointStore
 from tests.store.points import LAYOUT, header_of
 
@@ -38,7 +38,7 @@ def points(place: RemotePointStore) -> list[tuple[int, int]]:
     return [(found.point.step, found.point.generation) for found in place.scan() if found.is_usable]
 
 
-def assert_is(found: Checkpoint, step: int, size_bytes: int = 960) -> None:
+def assert_is(found: LoadedPoint, step: int, size_bytes: int = 960) -> None:
     assert found.header.point.step == step
     assert found.tree == {"lr": 0.5 * step}
     assert found.layout == LAYOUT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from samebits.training.state.flat_buffers import FlatBuffers
+from samebits.training.group.transfer import FlatBuffers
 
 
 def tensors() -> list[torch.Tensor]:

@@ -21,13 +21,13 @@ from samebits.errors import (
     SupersededError,
 )
 from samebits.etcd_place import EtcdAccess, EtcdPlace
+from samebits.store.etcd import gateway as gateway_module
+from samebits.store.etcd import quorum_log as log_module
+from samebits.store.etcd.gateway import EtcdGateway, EtcdKeyValue
+from samebits.store.etcd.quorum_log import QuorumClaim, QuorumLog, read_log, remove_job
 from samebits.store.journal import JOURNAL_FILE, PLACE_FILE, Journal, read_journal, refresh_copies
-from samebits.store.quorum import gateway as gateway_module
-from samebits.store.quorum import quorum_log as log_module
-from samebits.store.quorum.gateway import EtcdGateway, EtcdKeyValue
-from samebits.store.quorum.quorum_log import QuorumClaim, QuorumLog, read_log, remove_job
 from samebits.store.term_claim import TermClaim
-from tests.store.quorum.etcd_model import Etcd, served
+from tests.store.etcd.etcd_model import Etcd, served
 
 HOLDER = b'{"pid": 1}\n'
 

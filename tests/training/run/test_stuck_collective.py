@@ -1,4 +1,4 @@
-"""Which of the main thread's waits the watchdog takes for one that only a peer could have ended."""
+"""Which of the main thread's waits count as one that only a peer could have ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from samebits.training.group.calling_place import PACKAGE_FOLDER
-from samebits.training.run import watchdog
+from samebits.training.run import stuck_collective
 
 WITHIN_S = 60.0
 
@@ -25,7 +25,7 @@ def test_wait_for_a_lock_counts_only_in_the_code_of_groups(folder: str) -> None:
 
     def look() -> None:
         while not seen:
-            call = watchdog._call()
+            call = stuck_collective._call()
             frame = call.frame
             if frame is not None and frame.f_code.co_filename == threading.__file__:
                 while frame is not None and frame.f_code.co_filename != file:

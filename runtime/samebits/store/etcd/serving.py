@@ -22,10 +22,10 @@ from typing import Final
 import msgspec
 
 from samebits.errors import StoreError
+from samebits.store.etcd.gateway import Equals, EtcdGateway, PutKey
+from samebits.store.etcd.quorum_log import SERVING, QuorumClaim
 from samebits.store.lock import LockHolder
 from samebits.store.process_identity import host_id
-from samebits.store.quorum.gateway import Equals, EtcdGateway, PutKey
-from samebits.store.quorum.quorum_log import SERVING, QuorumClaim
 from samebits.store.term_claim import TermClaim
 
 LOOK_S: Final = 1.0

@@ -15,11 +15,11 @@ import pytest
 
 from samebits.errors import StoreError
 from samebits.etcd_place import EtcdAccess
+from samebits.store.etcd.gateway import EtcdGateway
+from samebits.store.etcd.quorum_log import QuorumClaim, QuorumLog, read_log
 from samebits.store.journal import Journal, read_journal
-from samebits.store.quorum.gateway import EtcdGateway
-from samebits.store.quorum.quorum_log import QuorumClaim, QuorumLog, read_log
 from samebits.store.term_claim import TermClaim
-from tests.store.quorum.etcd_cluster import ETCD, EtcdCluster, cluster_in
+from tests.store.etcd.etcd_cluster import ETCD, EtcdCluster, cluster_in
 
 pytestmark = pytest.mark.skipif(ETCD is None, reason="no etcd is installed (apt-get install etcd-server)")
 

@@ -26,8 +26,8 @@ from samebits.core.records import MAX_TERM
 from samebits.errors import ClaimRemovedError, JournalDamagedError, LockedError, StoreError, SupersededError
 from samebits.spelling import spelled
 from samebits.store import journal_format
+from samebits.store.etcd.gateway import Equals, EtcdGateway, PutKey, Remove
 from samebits.store.journal_format import JournalFormatError
-from samebits.store.quorum.gateway import Equals, EtcdGateway, PutKey, Remove
 
 CHUNK_BYTES: Final = 512 << 10
 """Bytes per value: an etcd accepts requests of 1.5 MiB, and the gateway's base64 enlarges a value by a third."""

@@ -19,11 +19,11 @@ import pytest
 
 from samebits.errors import StoreError, SupersededError
 from samebits.etcd_place import EtcdAccess, EtcdPlace
-from samebits.store.quorum.gateway import Equals, EtcdGateway, PutKey
-from samebits.store.quorum.quorum_log import QuorumClaim, QuorumLog, read_log
+from samebits.store.etcd.gateway import Equals, EtcdGateway, PutKey
+from samebits.store.etcd.quorum_log import QuorumClaim, QuorumLog, read_log
 from tests.core.key_world import CALLS, Build, World
 from tests.core.linearizability import NEVER, has_order, is_linearizable
-from tests.store.quorum.etcd_cluster import ETCD, EtcdCluster, cluster_in
+from tests.store.etcd.etcd_cluster import ETCD, EtcdCluster, cluster_in
 
 pytestmark = pytest.mark.skipif(ETCD is None, reason="no etcd is installed (apt-get install etcd-server)")
 

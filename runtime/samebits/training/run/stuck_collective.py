@@ -1,4 +1,4 @@
-"""Detect a main thread that is stuck in a broken collective, by its activity and not only by a time limit.
+"""End this process if its main thread stays in a collective of a broken group, judged by the thread's activity.
 
 After the group is broken, the main thread leaves its collective within milliseconds. A thread that stays in torch's
 communication for seconds without using any CPU is stuck for good, because gloo can miss the end of a connection. On an
@@ -81,7 +81,7 @@ def guarded(
 
     def break_and_watch(reason: str) -> None:
         threading.Thread(
-            target=_watch, args=(reason, is_over, is_busy, patience_s), name="samebits-watchdog", daemon=True
+            target=_watch, args=(reason, is_over, is_busy, patience_s), name="samebits-stuck", daemon=True
         ).start()
         break_group(reason)
         if record is not None:
