@@ -65,13 +65,31 @@ def main(arguments: Sequence[str]) -> int:
         "on disk",
     )
     parser.add_argument("--detach", action="store_true", help="exit as soon as the processes have started")
+    # An actor in a Ray cluster passes this.
+    parser.add_argument("--ray-host", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     hear_signals()
     keep_going_without_output()
+    if not options.ray_host:
+        _require_no_ray()
     log_dir, kept = _moved_in() if options.moved else job_spec.read_here()
     if options.from_checkpoints:
         _begin_journal(log_dir, kept)
     return go_on(log_dir, kept, detach=options.detach)
+
+
+def _require_no_ray() -> None:
+    """Raise if Ray places the hosts of this folder's job, since their processes must not be started here.
+
+    Raises:
+        UsageError: names the command that resumes the job.
+    """
+    _, kept, _ = job_spec.find_here()
+    if kept.is_on_ray:
+        raise UsageError(
+            f"Ray places the hosts of the job in {kept.folder}, which has its own environment. Fix: run "
+            f"`{kept.continuing()}` in that folder, which follows or resumes the job"
+        )
 
 
 def go_on(log_dir: Path, kept: JobSpec, *, detach: bool = False) -> int:

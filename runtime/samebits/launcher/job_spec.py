@@ -18,16 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from samebits import config, earlier, strict_json
+from samebits.account.job_view import JobView
 from samebits.config import Role, Settings
 from samebits.errors import ForeignFolderError, SettingsError, StoreError, UsageError
 from samebits.launcher.spawning import Program, StartLock, Way, is_here
 from samebits.named_file import read_named_file
-from samebits.service import job_journal, log
+from samebits.service import job_journal, log, status
 from samebits.spelling import spelled, spelled_run
 from samebits.store import durable, private
 from samebits.store.journal import JOURNAL_FILE
 
 _MAX_BYTES = 64 << 20  # size limit for a file that is hashed as a script
+ON_RAY = ("--on", "ray")
+"""The first words of the command of a job on Ray, as each host stores it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,15 @@ class JobSpec:
         """Return the complete command that starts this job again. With ``fresh``, it starts over from step 0."""
         module = ("-m",) if self.way is Way.MODULE else ("--no-python",) if self.way is Way.PROGRAM else ()
         return spelled_run(self.words or (*module, self.script, *self.args), fresh=fresh)
+
+    @property
+    def is_on_ray(self) -> bool:
+        """Whether an actor in a Ray cluster starts the processes of this host."""
+        return self.words[:2] == ON_RAY
+
+    def continuing(self) -> str:
+        """Return the command that follows or resumes the job, in the job's folder."""
+        return self.command() if self.is_on_ray else self.finding(spelled("recover"))
 
     def finding(self, command: str) -> str:
         """Return a command that works in the job's folder, with LOG_DIR if nothing in the folder leads to the job."""
@@ -427,6 +439,25 @@ def read_here() -> tuple[Path, JobSpec]:
     if not is_home:
         raise UsageError(_not_at_home(kept))
     return log_dir, kept
+
+
+def command_to_continue(log_dir: Path) -> str:
+    """Return the command that follows or resumes the job with this log folder."""
+    kept = read(log_dir)
+    return spelled("recover") if kept is None else kept.continuing()
+
+
+def stored_job(kept: JobSpec) -> JobView | None:
+    """Return the job's state from its journal, or None if it has none. A copy of a journal in etcd is updated first.
+
+    Raises:
+        StoreError: the journal cannot be read, or etcd does not answer.
+    """
+    settings = kept.settings()
+    if not settings.enable_recovery:
+        return None
+    job_journal.refresh(settings, log.warn)
+    return status.stored_view(settings.recovery_path)
 
 
 def is_job_named(settings: Settings) -> bool:
