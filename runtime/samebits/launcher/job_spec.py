@@ -21,7 +21,7 @@ from samebits import config, earlier, strict_json
 from samebits.account.job_view import JobView
 from samebits.config import Role, Settings
 from samebits.errors import ForeignFolderError, SettingsError, StoreError, UsageError
-from samebits.launcher.spawning import Program, StartLock, Way, is_here
+from samebits.launcher.spawning import OF_ONE_PROCESS, Program, StartLock, Way, is_here
 from samebits.named_file import read_named_file
 from samebits.service import job_journal, log, status
 from samebits.spelling import spelled, spelled_run
@@ -120,6 +120,8 @@ class JobSpec:
     """Whether the launcher keeps a relay, whose address is the first part of SCHED_HOST in ``environment``."""
     words: tuple[str, ...] = ()
     """The command that was typed to start the job, after the exported variables of SameBits; empty in older files."""
+    other_variables: Mapping[str, str] = field(default_factory=dict)
+    """A digest of each variable that is not stored and that workers take from the current environment, by name."""
 
     def settings(self, secrets: Mapping[str, str] | None = None) -> Settings:
         """Return the scheduler's settings with absolute folders.
@@ -214,6 +216,7 @@ def keep(log_dir: Path, start: JobSpec) -> str:
             ("drained", list(start.drained)),
             ("job", start.job),
             ("words", list(start.words)),
+            ("other_variables", dict(start.other_variables)),
         )
         if value or value == 0
     }
@@ -302,6 +305,7 @@ def read(log_dir: Path) -> JobSpec | None:
         job, is_finished = str(content.get("job", "")), bool(content.get("finished", False))
         has_relay = bool(content.get("relay", False))
         typed = tuple(str(word) for word in content.get("words", ()))
+        other_variables = {str(name): str(mark) for name, mark in content.get("other_variables", {}).items()}
         words = (str(content[key]) for key in ("folder", "interpreter", "script"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
@@ -328,6 +332,7 @@ def read(log_dir: Path) -> JobSpec | None:
         is_finished=is_finished,
         has_relay=has_relay,
         words=typed,
+        other_variables=other_variables,
     )
 
 
@@ -350,6 +355,16 @@ def _recoded(value: Any, recode: Callable[[str], str]) -> Any:
         case dict():
             return {recode(name): _recoded(one, recode) for name, one in value.items()}
     return value
+
+
+def digests_of_others(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return a digest of each variable that a job spec does not store, by name.
+
+    A digest has 16 bits, which show most changes, but not the value, which may be a secret.
+    """
+    stored = {*config.kept_environment(environ), *config.secret_environment(environ), *OF_ONE_PROCESS}
+    names = [name for name in environ if name not in stored and config.is_shell_name(name)]
+    return {name: hashlib.blake2b(os.fsencode(environ[name]), digest_size=2).hexdigest() for name in names}
 
 
 def first_nodes(settings: Settings) -> tuple[str, ...]:

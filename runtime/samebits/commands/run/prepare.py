@@ -341,6 +341,7 @@ def read_start(request: RunRequest) -> PreparedJob:
         job=str(uuid.uuid4()) if request.has_scheduler else "",
         has_relay=relay is not None,
         words=_typed(request),
+        other_variables=job_spec.digests_of_others(everything),
     )
     settings = replace(config.in_folder(start.folder, settings), role=Role.SCHEDULER)
     if not start.has_scheduler:
