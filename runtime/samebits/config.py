@@ -514,6 +514,20 @@ def _added_to(name: str, kept: Mapping[str, str], items: Iterable[str]) -> str:
     return ",".join(filter(None, [kept.get(name) or kept.get(PREFIX + name), *items]))
 
 
+_OF_A_TERMINAL = (
+    *("_", "PWD", "OLDPWD", "SHLVL", "TERM", "TERM_*", "COLORTERM", "COLUMNS", "LINES", "LS_COLORS", "PS1", "HIST*"),
+    *("SSH_*", "XDG_*", "DBUS_*", "DISPLAY", "WAYLAND_DISPLAY", "WINDOWID", "TMUX", "TMUX_*", "STY", "VSCODE_*"),
+    *("INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "VIRTUAL_ENV_PROMPT"),
+)
+"""Patterns of variables that differ between two terminals of one user."""
+
+
+def changed_names(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the names of variables that differ between two environments, without those of a terminal."""
+    names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    return [name for name in names if not any(fnmatchcase(name, one) for one in _OF_A_TERMINAL)]
+
+
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the job's settings in ``environ`` unchanged, without secrets and values of a single process."""
     shared = (one for one in VARIABLES if not one.secret and one.scope is not Scope.PROCESS)

@@ -56,6 +56,7 @@ def test_lost_worker_continues_from_the_last_report_with_the_same_bits(
     job.start_worker(1)
     (tmp_path / "open").touch()
     assert job.wait_finished() == undisturbed
+    assert not job.matches(0, "hidden state"), "the function itself restores what it creates"
     for rank in job.ranks:
         job.wait_for(rank, f"trains from epoch {GATED_EPOCH}")
     result = ray.Result.from_path(tmp_path / "disturbed")

@@ -37,10 +37,10 @@ def test_only_different_content_is_a_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_recover_sh_reports_that_the_script_was_edited(job: ShellJob) -> None:
+def test_recover_sh_reports_that_the_script_or_a_variable_that_it_may_read_has_changed(job: ShellJob) -> None:
     script = job.folder / "mine.py"
     shutil.copy(WORKER, script)
-    job.settings["PYTHONPATH"] = str(ROOT)
+    job.settings |= {"PYTHONPATH": str(ROOT), "STEPS": "900"}
     shell = job.run(*UNTIL_TOLD, worker=Path("mine.py"))
     job.wait_training()
     job.kill("worker_1")
@@ -48,6 +48,7 @@ def test_recover_sh_reports_that_the_script_was_edited(job: ShellJob) -> None:
     untouched.wait_for("starting worker 1")
     job.wait_training(generation=2)
     assert "was edited" not in untouched.text
+    untouched.wait_for("samebits: STEPS differs from the environment in which the job was started")
     script.write_text(script.read_text() + "# edited\n")
     job.kill("worker_2")
     first = job.recover()

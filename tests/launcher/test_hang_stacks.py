@@ -11,7 +11,7 @@ from samebits import config
 from samebits.account.job_view import JOURNAL, JobView, PresenceState, StandstillView
 from samebits.config import Settings
 from samebits.core.hangs import Doing, ProcessState
-from samebits.launcher.hang_stacks import FOLDER, LEAST_PATIENCE_S, MOST_BYTES, MOST_FILES, HangStacks
+from samebits.launcher.hang_stacks import FOLDER, LEAST_PATIENCE_S, LEAVING_S, MOST_BYTES, MOST_FILES, HangStacks
 from samebits.service.stacks import NoStackReason, StackDump
 from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.views import process, view, worker
@@ -148,6 +148,29 @@ def test_files_are_few_and_short_and_others_in_the_folder_stay(tmp_path: Path, h
 def test_missing_folder_costs_the_file_but_not_the_message(tmp_path: Path, host: Host) -> None:
     (tmp_path / FOLDER).symlink_to("/nowhere")
     assert looked(stalls_in(tmp_path, host), standing())[0] == ["worker 2 (rank 2, pid 102) is in train.py:46 in train"]
+
+
+@pytest.mark.parametrize("reason", ["silent for 5 s (NODE_TIMEOUT)", "its connection closed and stayed closed for 1 s"])
+def test_lost_process_that_reported_no_cause_is_examined_soon(reason: str, tmp_path: Path, host: Host) -> None:
+    nodes = [worker(0), worker(1), changed(worker(2, PresenceState.LOST), reason=reason)]
+    lost = view(workers=tuple(nodes))
+    stalls = stalls_in(tmp_path, host)
+    assert looked(stalls, lost, 0.0) == ([], [])
+    (line,) = looked(stalls, lost, 1.5)[0]
+    assert "is lost" not in line
+
+
+def test_process_whose_end_has_a_cause_may_take_longer_to_end_and_the_cause_comes_first(
+    tmp_path: Path, host: Host
+) -> None:
+    nodes = [worker(0), worker(1), changed(worker(2, PresenceState.LOST), reason="failed at train.py:21: an error")]
+    lost = view(workers=tuple(nodes))
+    stalls = stalls_in(tmp_path, host)
+    for now in (0.0, 2.0, LEAVING_S - 0.5):
+        assert looked(stalls, lost, now) == ([], []), "Python may be releasing its memory"
+    (line,) = looked(stalls, lost, LEAVING_S + 0.5)[0]
+    cause, then = "failed at train.py:21: an error", "Its process has not ended, and does not respond; its threads"
+    assert line.startswith(f"worker 2 (rank 2, pid 102) is lost: {cause}. {then}")
 
 
 def test_lost_process_that_still_runs_is_examined_shortly_after(tmp_path: Path, host: Host) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from samebits import config
+from samebits.commands.recover import environment_change
 from samebits.errors import SettingsError, StoreError, UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.job_spec import JobSpec, keep, nodes_of, read, read_here, settings_here
@@ -42,6 +43,24 @@ def test_saved_spec_is_read_back_and_is_private(here: Path) -> None:
     assert (here / "device" / "start.json").stat().st_mode & 0o777 == 0o600
     assert read(here / "elsewhere") is None
     assert read_here() == (Path("device"), start(here))
+
+
+def test_variables_that_differ_from_those_of_the_start_are_named_and_their_values_are_not_stored(here: Path) -> None:
+    started = {"STEPS": "900", "TOKEN": "s3cret", "TERM": "xterm", "PATH": "/bin", "CLUSTER_SECRET": "open sesame"}
+    spec = replace(start(here), other_variables=job_spec.digests_of_others({**started, "ROLE": "worker"}))
+    keep(here / "device", spec)
+    kept = read(here / "device")
+    assert kept == spec and kept.other_variables.keys() == {"STEPS", "TOKEN", "TERM"}
+    stored = (here / "device" / "start.json").read_text()
+    assert not [value for value in started.values() if f'"{value}"' in stored]
+    assert environment_change(kept, {**started, "TERM": "vt", "PATH": "/usr/bin", "CLUSTER_SECRET": "another"}) == ""
+    told = environment_change(kept, {"TOKEN": "s3cret", "NEW": "x"})
+    assert told.startswith("NEW and STEPS differ from the environment in which the job was started: processes that ")
+    assert environment_change(kept, {**started, "STEPS": "60"}).startswith("STEPS differs from ")
+    many = environment_change(kept, {f"V{number}": "" for number in range(9)})
+    assert many.startswith("STEPS, TOKEN, V0, V1, V2, V3 and 5 more differ")
+    for unknown in (start(here), replace(kept, words=("--on", "ray", "train.py"))):
+        assert environment_change(unknown, {"NEW": "x"}) == ""
 
 
 def test_nodes_of_discovered_hosts_are_saved_too(here: Path) -> None:

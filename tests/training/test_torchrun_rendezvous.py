@@ -205,8 +205,9 @@ def test_a_closed_rendezvous_ends_the_other_agents_with_its_exit_code_and_no_tra
     assert isinstance(raised.value, SystemExit) and raised.value.code == 78
 
 
-def test_a_node_whose_workers_followed_another_ones_failure_reports_the_first_cause(
-    endpoint: Endpoint, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_noticed_first", [False, True])
+def test_a_node_whose_workers_followed_another_ones_failure_ends_with_one_status_and_the_first_cause(
+    endpoint: Endpoint, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, is_noticed_first: bool
 ) -> None:
     said = list[str]()
     monkeypatch.setattr(log, "warn", said.append)
@@ -214,16 +215,24 @@ def test_a_node_whose_workers_followed_another_ones_failure_reports_the_first_ca
     first, second = endpoint.agent("2"), endpoint.agent("2")
     all_meet(pool, first, second)
 
-    def ends(agent: SamebitsRendezvous, rank: int, status: int) -> None:
+    def ends(agent: SamebitsRendezvous, rank: int, status: int) -> object:
+        """End the agent as torch does, and return the exit status."""
         try:
-            raise ChildFailedError("train.py", {rank: ProcessFailure(0, 7 + rank, status, "")})
+            try:
+                raise ChildFailedError("train.py", {rank: ProcessFailure(0, 7 + rank, status, "")})
+            finally:
+                agent.shutdown()
         except ChildFailedError:
-            agent.shutdown()
+            return 1
+        except SystemExit as over:
+            return over.code
 
     failing = pool.submit(ends, second, 1, 3)
-    within(lambda: second._agent._is_dying, "the first failure is reported")
-    ends(first, 0, 1)
-    failing.result(WAIT_S)
+    if is_noticed_first:
+        within(first.is_closed, "the end of the job is known")
+    else:
+        within(lambda: second._agent._is_dying, "the first failure is reported")
+    assert (ends(first, 0, 1), failing.result(WAIT_S)) == (78, 1)
     told = [line for line in said if "first cause: " in line and "global rank 1 (pid 8) ended with status 3" in line]
     assert len(told) == 2, said
 

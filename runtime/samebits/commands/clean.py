@@ -26,7 +26,6 @@ from samebits.launcher.recovering import newest_candidate
 from samebits.launcher.relay_process import end_relay
 from samebits.launcher.spawning import StartLock
 from samebits.service.status import stored_view
-from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
 from samebits.store import durable
 from samebits.store.durable import aside_id
@@ -113,7 +112,7 @@ def _without_memory(view: JobView, settings: Settings) -> str:
     newest = checkpoints.newest_in_memory(checkpoints.SHARED_MEMORY, view.job)
     if newest is None:
         return ""
-    recover = spelled("recover")
+    recover = job_spec.command_to_continue(settings.log_dir)
     try:
         on_disk = newest_candidate(settings)
     except ForeignFolderError:  # several jobs save there

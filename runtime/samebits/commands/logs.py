@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -14,9 +12,8 @@ from samebits.core.replacement_names import root_of
 from samebits.errors import UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.processes import SCHEDULER, name_of, node_of, process_names, replaced_names
-from samebits.launcher.worker_logs import READ_BYTES, LogLines, size_of
+from samebits.launcher.worker_logs import LogLines, last_lines, size_of
 from samebits.option_types import whole
-from samebits.store import durable
 
 LOOK_S = 0.2
 LAST_LINES = 20
@@ -42,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     width = max(map(len, names)) if len(names) > 1 else 0
     news = LogLines(settings.log_dir, names)
     for name in names:
-        for line in _last_lines(settings.log_dir / f"{name}.log", options.lines):
+        for line in last_lines(settings.log_dir / f"{name}.log", options.lines):
             print(_prefixed(name, line, width))
     while options.follow:
         for name, line in news.take():
@@ -82,10 +79,3 @@ def _names(log_dir: Path, nodes: Sequence[str], asked: str | None) -> list[str]:
 
 def _prefixed(name: str, line: str, width: int) -> str:
     return f"[{name}]{'':<{width - len(name)}} {line}" if width else line
-
-
-def _last_lines(log: Path, count: int) -> list[str]:
-    with contextlib.suppress(FileNotFoundError), os.fdopen(durable.open_regular(log), "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))
-        return [line.decode(errors="replace") for line in file.read().splitlines()[-count:]] if count else []
-    return []

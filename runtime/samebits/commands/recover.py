@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from samebits.launcher.spawning import (
 from samebits.launcher.supervising import can_replace, start_in_place, supervisor_for
 from samebits.launcher.worker_logs import LogEnds
 from samebits.net.descriptors import require_descriptors
+from samebits.printable import listed
 from samebits.service.job_journal import refresh
 from samebits.service.status import stored_view
 from samebits.spelling import spelled
@@ -48,6 +49,8 @@ from samebits.store.owner import read_owner
 from samebits.store.process_identity import ProcessIdentity, host_id
 
 TERM_GRACE_S = 5.0
+NAMED = 6
+"""The most variables that a message names."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,13 +68,31 @@ def main(arguments: Sequence[str]) -> int:
         "on disk",
     )
     parser.add_argument("--detach", action="store_true", help="exit as soon as the processes have started")
+    # An actor in a Ray cluster passes this.
+    parser.add_argument("--ray-host", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     hear_signals()
     keep_going_without_output()
+    if not options.ray_host:
+        _require_no_ray()
     log_dir, kept = _moved_in() if options.moved else job_spec.read_here()
     if options.from_checkpoints:
         _begin_journal(log_dir, kept)
     return go_on(log_dir, kept, detach=options.detach)
+
+
+def _require_no_ray() -> None:
+    """Raise if Ray places the hosts of this folder's job, since their processes must not be started here.
+
+    Raises:
+        UsageError: names the command that resumes the job.
+    """
+    _, kept, _ = job_spec.find_here()
+    if kept.is_on_ray:
+        raise UsageError(
+            f"Ray places the hosts of the job in {kept.folder}, which has its own environment. Fix: run "
+            f"`{kept.continuing()}` in that folder, which follows or resumes the job"
+        )
 
 
 def go_on(log_dir: Path, kept: JobSpec, *, detach: bool = False) -> int:
@@ -137,7 +158,7 @@ def _bring_back(log_dir: Path, kept: JobSpec, *, detach: bool) -> FollowResult |
         recovery = plan_recovery(replace(remains, cool_down_s=0.0) if replaces else remains)
         if recovery.start:
             job_spec.require_secrets(kept, secrets)
-        for line in (*recovery.lines, _script_change(kept, remains, recovery)):
+        for line in (*recovery.lines, _script_change(kept, remains, recovery), environment_change(kept, present)):
             if line:
                 _say(line)
         if recovery.over:
@@ -281,6 +302,25 @@ def _script_change(kept: JobSpec, remains: Remains, recovery: RecoveryPlan) -> s
     now = version_of(kept.folder / kept.script)
     others_run = any(remains.is_alive(remains.started[name]) for name in others)
     return change(kept.script, kept.script_version, now, others_run=others_run)
+
+
+def environment_change(kept: JobSpec, present: Mapping[str, str]) -> str:
+    """Name the variables whose values differ between the job's start and this command, or return "".
+
+    Variables that the job spec stores are not among them.
+    """
+    if kept.is_on_ray or not kept.other_variables:  # a file has the environment of a job on Ray
+        return ""
+    names = config.changed_names(kept.other_variables, job_spec.digests_of_others(present))
+    if not names:
+        return ""
+    more = len(names) - NAMED
+    named = listed([*names[:NAMED], *([f"{more} more"] if more > 0 else [])])
+    return (
+        f"{named} {'differs' if len(names) == 1 else 'differ'} from the environment in which the job was started: "
+        "processes that this command starts get the present values. Fix: if the script reads one of them, export the "
+        "value of the start, and run this command again"
+    )
 
 
 def start_again(

@@ -156,7 +156,7 @@ def _without_scheduler(view: JobView, settings: Settings) -> list[str]:
         told.append(why)
     if hosts:
         told.append(f"processes on {listed(hosts)} cannot be seen from here")
-    back = f"Fix: `{spelled('recover')}` brings the job back"
+    back = f"Fix: `{job_spec.command_to_continue(settings.log_dir)}` brings the job back"
     if view.ended is not None and view.ended.has_fix:
         back = f"{back.removeprefix('Fix: ')}, once the error below is corrected"
     if alive:

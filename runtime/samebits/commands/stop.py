@@ -76,8 +76,8 @@ def _stop(settings: Settings, drain_s: float | None) -> int:
     if view is not None and not listens:
         raise UsageError(
             f"nothing to stop: {view} is unfinished at step {view.step}, but no process of it runs here, and no "
-            f"scheduler answers at {shown(settings.sched_host, settings.sched_port)}. Fix: `{spelled('recover')}` "
-            "resumes it"
+            f"scheduler answers at {shown(settings.sched_host, settings.sched_port)}. Fix: "
+            f"`{job_spec.command_to_continue(settings.log_dir)}` resumes it"
         )
     if not runs_here and not listens:
         raise UsageError(
@@ -113,7 +113,8 @@ def _stop_supervisor(supervisor: ProcessIdentity, settings: Settings) -> int:
             f"{follower} has not ended after {patience_s:g} s. Fix: check its output, or end it with kill -9 and run "
             "`samebits stop` again"
         )
-    print(f"samebits: the job was stopped; {spelled('recover')} continues from there", flush=True)
+    again = job_spec.command_to_continue(settings.log_dir)
+    print(f"samebits: the job was stopped; {again} continues from there", flush=True)
     return 0
 
 

@@ -30,6 +30,9 @@ class Hang(enum.Enum):
     NOBODY_WAITS = "no rank waits for another"
 
 
+OF_SILENCE, OF_CLOSED = "silent for", "its connection closed"
+"""How the reason of a loss begins if the process itself has reported nothing."""
+
 SILENT_KINDS = frozenset({Hang.SILENT, Hang.STOPPED, Hang.TRACED, Hang.LOCKED, Hang.DISK, Hang.CUT_OFF})
 """Kinds in which the process itself sends nothing."""
 

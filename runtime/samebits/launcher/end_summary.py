@@ -64,7 +64,7 @@ def _fix(verdict: JobOutcome, following: Following, settings: Settings) -> str:
     has_begun = view is not None and view.generation > 0
     kept = job_spec.read(settings.log_dir)
     again, fresh = (spelled("run", "train.py"),) * 2 if kept is None else (kept.command(), kept.command(fresh=True))
-    recover = f"{spelled('recover') if kept is None else kept.finding(spelled('recover'))} continues from there"
+    recover = f"{job_spec.command_to_continue(settings.log_dir)} continues from there"
     if (correct := correction(verdict.cause)) == CORRECT_ARGUMENTS:
         return f"{correct}: {again}"
     match verdict.kind:

@@ -222,7 +222,7 @@ class Follower:
         self._following = Following(
             recovery=settings.enable_recovery,
             node_timeout_s=settings.node_timeout_s,
-            recover=spelled("recover") if kept is None else kept.finding(spelled("recover")),
+            recover=job_spec.command_to_continue(settings.log_dir),
             restarts=restarts,
             max_world_size=settings.max_worker_num,
             topo_timeout_s=settings.topo_timeout_s,

@@ -18,7 +18,7 @@ from pathlib import Path
 from samebits.account.job_view import JobView, PresenceState, WorkerView
 from samebits.config import Settings
 from samebits.core.causes.table import DEFAULT, CauseTable, Remedy
-from samebits.core.hangs import SILENT_KINDS, Hang, ProcessState, classify_hang, fix_of
+from samebits.core.hangs import OF_CLOSED, OF_SILENCE, SILENT_KINDS, Hang, ProcessState, classify_hang, fix_of
 from samebits.errors import StoreError
 from samebits.printable import printable_lines
 from samebits.service import process_state, stacks
@@ -114,8 +114,9 @@ COLLECTIVES = 4
 """Number of collectives in a file, newest last; ``samebits stack --fr`` shows all."""
 MOST_ASKED = 8
 """Limit on the processes that are examined during one standstill."""
-SETTLED_S = 1.0
-"""Seconds after its loss during which a process that still runs may be about to end."""
+SETTLED_S, LEAVING_S = 1.0, 10.0
+"""Seconds after its loss during which a process that still runs may be about to end. The second one applies if its end
+was reported with a cause, since Python may take seconds to release a model."""
 LEAST_PATIENCE_S = 30.0
 """Seconds from the loss of a stopped or GIL-holding process to its end, if HANG sets no step timeout."""
 CANNOT_LEAVE = (Hang.STOPPED, Hang.LOCKED)
@@ -125,7 +126,10 @@ _FILE = re.compile(r"step-\d+-(?:rank|node)-[^/]+\.txt")
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """An examined process: its state, and the file with its threads' stacks, or None if that could not be written."""
+    """An examined process: its state, and the file with its threads' stacks, or None if that could not be written.
+
+    ``cause`` is the reported cause of its end, if it should have ended.
+    """
 
     title: str
     hang: Hang | None
@@ -133,6 +137,7 @@ class Looked:
     place: str
     file: Path | None
     is_told: bool  # whether to report it; False if it only waits for the others
+    cause: str = ""
 
     def __str__(self) -> str:
         fix = ""
@@ -143,7 +148,8 @@ class Looked:
         else:
             what = f"is in {self.place or CODE_OF_OTHERS}"
         where = f"; its threads: {self.file}" if self.file is not None else ""
-        return f"{self.title} {what}{where}" + (f". Fix: {fix}" if fix else "")
+        who = f"{self.title} is lost: {self.cause}. Its process has not ended, and" if self.cause else self.title
+        return f"{who} {what}{where}" + (f". Fix: {fix}" if fix else "")
 
 
 CODE_OF_OTHERS = "code that is not the script's"
@@ -157,6 +163,7 @@ class _Question:
     step: int
     silent_s: float  # 0 if the process still sends messages
     is_told: bool
+    cause: str = ""
 
 
 @dataclass(slots=True)
@@ -261,9 +268,11 @@ class HangStacks:
                 del self._lost[node]
         for node, worker in lost.items():
             known = self._lost.setdefault(node, _Lost(worker.identity, now))
-            if not known.is_asked and now - known.since >= SETTLED_S:
+            cause = "" if worker.reason.startswith((OF_SILENCE, OF_CLOSED)) else worker.reason
+            settled_s = min(LEAVING_S, self._patience_s) if cause else SETTLED_S
+            if not known.is_asked and now - known.since >= settled_s:
                 known.is_asked = True
-                self._question(view, here, node, worker.step or view.step, self._silent_s, is_told=True)
+                self._question(view, here, node, worker.step or view.step, self._silent_s, is_told=True, cause=cause)
 
     def _question(
         self,
@@ -274,13 +283,14 @@ class HangStacks:
         silent_s: float,
         *,
         is_told: bool,
+        cause: str = "",
     ) -> None:
         worker = view.node(node)
         if worker is None or here.get(node) != worker.identity:
             return  # on another host, whose follower handles it
         members = [one.node for one in view.workers if not one.is_joining]
         rank = members.index(node) if node in members else None
-        self._questions.put(_Question(worker, rank, step, silent_s, is_told))
+        self._questions.put(_Question(worker, rank, step, silent_s, is_told, cause))
         if self._thread is None:
             self._thread = threading.Thread(target=self._answer_all, name="samebits-stalls", daemon=True)
             self._thread.start()
@@ -314,7 +324,7 @@ class HangStacks:
             name = f"node-{worker.node}" if question.rank is None else f"rank-{question.rank}"
             file = self._keep(f"step-{question.step}-{name}.txt", text)
         is_gone = answer.silence is stacks.NoStackReason.GONE  # the end of the process is reported elsewhere
-        return Looked(title, hang, identity.pid, place, file, question.is_told and not is_gone)
+        return Looked(title, hang, identity.pid, place, file, question.is_told and not is_gone, question.cause)
 
     def _collectives(self, identity: ProcessIdentity) -> str:
         contents = collective_ring.read(identity)

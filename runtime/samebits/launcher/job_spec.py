@@ -18,16 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from samebits import config, earlier, strict_json
+from samebits.account.job_view import JobView
 from samebits.config import Role, Settings
 from samebits.errors import ForeignFolderError, SettingsError, StoreError, UsageError
-from samebits.launcher.spawning import Program, StartLock, Way, is_here
+from samebits.launcher.spawning import OF_ONE_PROCESS, Program, StartLock, Way, is_here
 from samebits.named_file import read_named_file
-from samebits.service import job_journal, log
+from samebits.service import job_journal, log, status
 from samebits.spelling import spelled, spelled_run
 from samebits.store import durable, private
 from samebits.store.journal import JOURNAL_FILE
 
 _MAX_BYTES = 64 << 20  # size limit for a file that is hashed as a script
+ON_RAY = ("--on", "ray")
+"""The first words of the command of a job on Ray, as each host stores it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,8 @@ class JobSpec:
     """Whether the launcher keeps a relay, whose address is the first part of SCHED_HOST in ``environment``."""
     words: tuple[str, ...] = ()
     """The command that was typed to start the job, after the exported variables of SameBits; empty in older files."""
+    other_variables: Mapping[str, str] = field(default_factory=dict)
+    """A digest of each variable that is not stored and that workers take from the current environment, by name."""
 
     def settings(self, secrets: Mapping[str, str] | None = None) -> Settings:
         """Return the scheduler's settings with absolute folders.
@@ -133,6 +138,15 @@ class JobSpec:
         """Return the complete command that starts this job again. With ``fresh``, it starts over from step 0."""
         module = ("-m",) if self.way is Way.MODULE else ("--no-python",) if self.way is Way.PROGRAM else ()
         return spelled_run(self.words or (*module, self.script, *self.args), fresh=fresh)
+
+    @property
+    def is_on_ray(self) -> bool:
+        """Whether an actor in a Ray cluster starts the processes of this host."""
+        return self.words[:2] == ON_RAY
+
+    def continuing(self) -> str:
+        """Return the command that follows or resumes the job, in the job's folder."""
+        return self.command() if self.is_on_ray else self.finding(spelled("recover"))
 
     def finding(self, command: str) -> str:
         """Return a command that works in the job's folder, with LOG_DIR if nothing in the folder leads to the job."""
@@ -202,6 +216,7 @@ def keep(log_dir: Path, start: JobSpec) -> str:
             ("drained", list(start.drained)),
             ("job", start.job),
             ("words", list(start.words)),
+            ("other_variables", dict(start.other_variables)),
         )
         if value or value == 0
     }
@@ -290,6 +305,7 @@ def read(log_dir: Path) -> JobSpec | None:
         job, is_finished = str(content.get("job", "")), bool(content.get("finished", False))
         has_relay = bool(content.get("relay", False))
         typed = tuple(str(word) for word in content.get("words", ()))
+        other_variables = {str(name): str(mark) for name, mark in content.get("other_variables", {}).items()}
         words = (str(content[key]) for key in ("folder", "interpreter", "script"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
@@ -316,6 +332,7 @@ def read(log_dir: Path) -> JobSpec | None:
         is_finished=is_finished,
         has_relay=has_relay,
         words=typed,
+        other_variables=other_variables,
     )
 
 
@@ -338,6 +355,16 @@ def _recoded(value: Any, recode: Callable[[str], str]) -> Any:
         case dict():
             return {recode(name): _recoded(one, recode) for name, one in value.items()}
     return value
+
+
+def digests_of_others(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return a digest of each variable that a job spec does not store, by name.
+
+    A digest has 16 bits, which show most changes, but not the value, which may be a secret.
+    """
+    stored = {*config.kept_environment(environ), *config.secret_environment(environ), *OF_ONE_PROCESS}
+    names = [name for name in environ if name not in stored and config.is_shell_name(name)]
+    return {name: hashlib.blake2b(os.fsencode(environ[name]), digest_size=2).hexdigest() for name in names}
 
 
 def first_nodes(settings: Settings) -> tuple[str, ...]:
@@ -427,6 +454,25 @@ def read_here() -> tuple[Path, JobSpec]:
     if not is_home:
         raise UsageError(_not_at_home(kept))
     return log_dir, kept
+
+
+def command_to_continue(log_dir: Path) -> str:
+    """Return the command that follows or resumes the job with this log folder."""
+    kept = read(log_dir)
+    return spelled("recover") if kept is None else kept.continuing()
+
+
+def stored_job(kept: JobSpec) -> JobView | None:
+    """Return the job's state from its journal, or None if it has none. A copy of a journal in etcd is updated first.
+
+    Raises:
+        StoreError: the journal cannot be read, or etcd does not answer.
+    """
+    settings = kept.settings()
+    if not settings.enable_recovery:
+        return None
+    job_journal.refresh(settings, log.warn)
+    return status.stored_view(settings.recovery_path)
 
 
 def is_job_named(settings: Settings) -> bool:

@@ -82,6 +82,14 @@ class LogEnds:
         return self._log_dir / f"{name}.log"
 
 
+def last_lines(log: Path, count: int) -> list[str]:
+    """Return the last lines of a log, or none if there is no log."""
+    with contextlib.suppress(FileNotFoundError), os.fdopen(durable.open_regular(log), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))
+        return [line.decode(errors="replace") for line in file.read().splitlines()[-count:]] if count else []
+    return []
+
+
 class LogLines:
     """The lines that some processes write to their logs from now on."""
 

@@ -91,6 +91,35 @@ def test_value_that_begins_to_change_late_is_named_at_a_later_look(told: Told, m
     assert told.lines == [line]
 
 
+def test_values_that_each_call_creates_are_not_named_if_the_function_restores_them_itself(told: Told) -> None:
+    text = script(
+        top="""
+        norms = [1.0]
+        class Mean:
+            def __init__(self):
+                self.value = 0.0
+            def add(self, loss):
+                self.value = self.value + loss.item()
+                return self.value
+        """,
+        enter="""
+        h, mean = 0.0, Mean()
+        state.are_locals_restored = HAS_CHECKPOINT
+        """,
+        loss="""
+        h = h + 0.5
+        norms.append(0.5)
+        loss = loss * h * len(norms) * mean.add(loss)
+        """,
+    )
+    told.run(text.replace("HAS_CHECKPOINT", "False"))
+    named = {one.name for found in told.findings for one in found}
+    assert {"h", "norms"} < named and any("mean" in name.lower() for name in named), named
+    told.findings.clear()
+    told.run(text.replace("HAS_CHECKPOINT", "True"))
+    assert [one.name for found in told.findings for one in found] == ["norms"]
+
+
 def test_setting_of_torch_that_changes_is_named(told: Told) -> None:
     text = script(before="if state.step == 3:\n    torch.set_default_dtype(torch.float64)")
     try:

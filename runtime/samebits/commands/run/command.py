@@ -51,7 +51,10 @@ def main(arguments: Sequence[str]) -> int:
     if request.on_ray is not None:
         from samebits.hosts import ray_cluster
 
-        return ray_cluster.run(_less_on(request.words), *request.on_ray)
+        words = _less_on(request.words)
+        if request.fresh:
+            words.remove("--fresh")  # the first one, since options precede the script
+        return ray_cluster.run(words, *request.on_ray, is_fresh=request.fresh)
     hear_signals()
     keep_going_without_output()
     found = running_job(request)

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from samebits.errors import WRONG_WORDS
 from samebits.hosts.slurm import SlurmStepOptions, share_of
+from samebits.launcher.job_spec import ON_RAY
 from samebits.launcher.spawning import Way, device_files, usable_devices
 from samebits.option_types import seconds, whole
 from samebits.printable import printable
@@ -287,6 +288,8 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     shown.add_argument("--json", action="store_true", help="print one JSON object per line instead of text")
     shown.add_argument("--dry-run", action="store_true", help="print what would start, and where, without starting it")
     parser.add_argument("--standalone", action="store_true", help=argparse.SUPPRESS)  # the default here
+    # An actor in a Ray cluster passes this before the words that were typed.
+    parser.add_argument("--ray-host", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
@@ -465,7 +468,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         dry_run=options.dry_run,
         as_json=options.json,
         tee=_shown(options.tee, options.local_ranks_filter),
-        words=tuple(words),
+        words=(*ON_RAY, *words[words.index("--ray-host") + 1 :]) if options.ray_host else tuple(words),
         signals=options.signals_to_handle,
         adds_spare=adds_spare,
         on_ray=None if options.on is None else (nodes_most, per_node or 1),

@@ -341,6 +341,7 @@ def read_start(request: RunRequest) -> PreparedJob:
         job=str(uuid.uuid4()) if request.has_scheduler else "",
         has_relay=relay is not None,
         words=_typed(request),
+        other_variables=job_spec.digests_of_others(everything),
     )
     settings = replace(config.in_folder(start.folder, settings), role=Role.SCHEDULER)
     if not start.has_scheduler:
@@ -360,8 +361,11 @@ def _relay(settings: Settings, request: RunRequest) -> tuple[SchedulerAddress | 
 
 
 def _typed(request: RunRequest) -> tuple[str, ...]:
-    """Return the command line that was typed, preceded by the SameBits variables in the environment."""
-    given = config.own_environment(config.whole_environment())
+    """Return the command line that was typed, preceded by the SameBits variables in the environment.
+
+    On Ray, the job's folder contains the environment.
+    """
+    given = {} if request.words[:2] == job_spec.ON_RAY else config.own_environment(config.whole_environment())
     told = (f"{name}={value}" for name, value in sorted(given.items()) if name not in request.environment)
     return (*told, *(word for word in request.words if word != "--dry-run"))
 
@@ -483,6 +487,8 @@ def look(settings: Settings, port_problem: str = "", fresh: str = "") -> StartCo
         else:
             former = Former(started.job_name, started.recovery_path, _view_of_former(started), here)
             found = replace(found, former=former)
+        if kept.is_on_ray:
+            found = replace(found, recover=kept.command())
     return replace(
         found,
         running=running,

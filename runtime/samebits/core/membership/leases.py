@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 
-from samebits.core.hangs import Hang, classify_hang, fix_of
+from samebits.core.hangs import OF_CLOSED, OF_SILENCE, Hang, classify_hang, fix_of
 from samebits.core.ledger import Ledger, Liveness
 from samebits.core.messages import Activity, Heartbeat
 from samebits.core.ready import Severity
@@ -78,7 +78,7 @@ class Leases:
             return f"its process ended (seen by worker {witness.node} on the same host)"
         if gone:
             was_heard = presence.heard_at is not None
-            return "its connection closed and its process is gone" if was_heard else "its process was found dead"
+            return f"{OF_CLOSED} and its process is gone" if was_heard else "its process was found dead"
         self._closing.add(seat.node)
         heapq.heappush(self._deadlines, (presence.grace_until, seat.node, seat.incarnation))
         return None
@@ -196,9 +196,9 @@ class Leases:
         policy = self._ledger.policy
         silent_s = self._lease_s(is_heard=presence.heard_at is not None)
         longer = " and the time to look for the scheduler elsewhere" if silent_s > policy.node_timeout_s else ""
-        silent = f"silent for {silent_s:g} s (NODE_TIMEOUT{longer})"
+        silent = f"{OF_SILENCE} {silent_s:g} s (NODE_TIMEOUT{longer})"
         if presence.grace_until is not None and presence.grace_until <= presence.lease_until:
-            return presence.grace_until, f"its connection closed and stayed closed for {policy.reconnect_grace_s:g} s"
+            return presence.grace_until, f"{OF_CLOSED} and stayed closed for {policy.reconnect_grace_s:g} s"
         hang = classify_hang(presence.current_process_state(), policy.node_timeout_s)
         return presence.lease_until, silent if hang is Hang.SILENT else f"{silent}: it {hang.value}"
 

@@ -100,6 +100,7 @@ class Session:
         _agree(False)  # no rank commits before the checkpoint has its name
         state.reports = number
         state.latest = name if has_checkpoint else state.latest
+        state.are_locals_restored = bool(state.latest)  # the function loads them from the checkpoint
         state.report(**shown(metrics))
         state.commit()
 

@@ -10,6 +10,7 @@ next generation cannot see keys of the previous one.
 from __future__ import annotations
 
 import atexit
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -73,6 +74,7 @@ _OPTIONS = {
 }
 """torchrun's options, with the variables that they set."""
 _ENDS_OF_THE_JOB = (JobStoppedError, JobInterruptedError, JobFailedError, ScriptFailedError, UntrainedError)
+_RANK = re.compile(r"global rank \d+ \(pid \d+\)")
 
 
 class SchedulerKeeper(Protocol):
@@ -306,20 +308,28 @@ class SamebitsRendezvous(RendezvousHandler):
         """Leave the job.
 
         The error with which torch's agent ends, if any, decides what this means for the job.
+
+        Raises:
+            RendezvousError: the workers of this node failed because another node had failed first. It replaces the
+                error of torch's agent, so that such a node ends with one exit code, whichever it notices first.
         """
         if self._has_left:
             return True
         self._has_left = True
         atexit.unregister(self._leave_at_exit)
+        error, verdict = sys.exception(), None
         if not self._job or self.is_closed():
+            verdict = self._agent.must_end
             self._agent.leave(on_purpose=True, text="torchrun has ended")
-        elif (error := sys.exception()) is not None:
-            self._leave_after(error)
+        elif error is not None:
+            verdict = self._leave_after(error)
         else:
             self._leave_finished()
         self._scheduler.close()
         self._undo_watch()
         self._store = None
+        if isinstance(error, ChildFailedError) and verdict is not None:
+            _end_with_first_cause(error, verdict)
         return True
 
     # ---- seat and generation
@@ -413,8 +423,8 @@ class SamebitsRendezvous(RendezvousHandler):
             log.warn(str(error))
         agent.leave(on_purpose=self._is_finished, text="its workers ended with status 0")
 
-    def _leave_after(self, error: BaseException) -> None:
-        """Leave the job with the error that ended torch's agent.
+    def _leave_after(self, error: BaseException) -> SameBitsError | None:
+        """Leave the job with the error that ended torch's agent, and return the error that ended the job, if known.
 
         If workers failed and no restart is left, the job ends on all nodes. If the agent itself failed, the node counts
         as lost, and a standby or a new agent can take its place.
@@ -424,20 +434,35 @@ class SamebitsRendezvous(RendezvousHandler):
         else:
             text, status = f"torchrun failed: {type(error).__name__}: {error}", 1
         self._agent.speak_last(text)
+        verdict = None
         if isinstance(error, ChildFailedError):
             # A worker that lost its peer may have failed before the peer's agent noticed the cause.
             verdict = None if status > 128 else self._agent.verdict(BLAME_S)
             if verdict is None:
                 self._stop_job(f"torchrun on node {self._agent.node}, which has no restart left")
                 verdict = self._agent.verdict(ANSWER_S)
-            if verdict is not None:  # torch's error shows only how the workers of this node failed
-                log.warn(str(verdict))
+                if verdict is not None and "first cause: " not in str(verdict):
+                    verdict = None  # it repeats only this node's request
         self._agent.leave(on_purpose=False, text=text, status=status)
+        return verdict
 
     def _stop_job(self, by: str) -> None:
         self._is_linked.wait(2 * self._settings.node_timeout_s)  # the scheduler may be restarting
         if not self._scheduler.stop_job(by):
             log.warn(f"the other nodes could not be told that the job ends: no scheduler answers ({by})")
+
+
+def _end_with_first_cause(error: ChildFailedError, verdict: SameBitsError) -> None:
+    """Print the first cause, which torch's error shows only on the node whose workers failed first.
+
+    Raises:
+        JobOverError: another node's workers failed first.
+    """
+    first = _RANK.search(str(verdict))  # errors without a message, reported at about the same time, are all named
+    is_own = first is not None and _cause_in(error)[0].startswith(first[0])
+    if isinstance(verdict, _ENDS_OF_THE_JOB) and not is_own:
+        _raise(verdict)
+    log.warn(str(verdict))
 
 
 def _cause_in(error: ChildFailedError) -> tuple[str, int]:

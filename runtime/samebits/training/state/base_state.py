@@ -77,6 +77,7 @@ class State(ABC):
         self._hidden: HiddenStateLook | None = None
         self.hidden_messages = HiddenMessages()
         self.is_world_size_free = False  # whether the bits of the result do not depend on the world size
+        self.are_locals_restored = False  # whether the training function itself restores its local values
         self._is_again = False  # the step since the last commit is being retaken for comparison
         self._checkpoint = CheckpointConfig() if is_stateful(self) else CheckpointConfig(sys.maxsize)
 

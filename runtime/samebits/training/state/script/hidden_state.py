@@ -215,6 +215,7 @@ class HiddenStateLook:
         self._moved: dict[_WatchedValue, None] = {}
         self._places: dict[_WatchedValue, list[_Place]] = {}
         self._in_modules: set[_WatchedValue] = set()  # values that belong to a module of the state
+        self._of_call: set[_WatchedValue] = set()  # values that each call of the function creates
         self._told: set[str | _Place] = set()
         self._script: ScriptFunctions | None = None
         self.findings: list[HiddenChange] = []
@@ -374,6 +375,7 @@ class HiddenStateLook:
         self._script = script = ScriptFunctions(handled.is_state, handled.is_training, self._is_late)
         script.hooks = _hooks_of(self._state())
         found: list[_WatchedValue] = []
+        outside: set[_WatchedValue] = set()
         for frame in frames:
             scope = functools.partial(_of_frame, frame)
             function = script.function(frame.f_code, dict(frame.f_locals), scope)
@@ -400,9 +402,16 @@ class HiddenStateLook:
                 copied_at = function.line_that_copies_weights(named, loops[-1].lineno) if named else None
                 modulus, is_advanced = function.modulus(path), function.is_advanced(path)
                 watched = _WatchedValue(frame.f_code, path, place, modulus, is_advanced, copied_at)
-                found += self._expand(script, watched, frame, handled)
+                reached = list(self._expand(script, watched, frame, handled))
+                (self._of_call if _is_local(watched) else outside).update(reached)
+                found += reached
             for one in function.called_outside(0):
-                found += self._expand(script, _WatchedValue(one.owner, one.path, one.read), frame, handled)
+                reached = list(self._expand(script, _WatchedValue(one.owner, one.path, one.read), frame, handled))
+                owner = one.owner()
+                is_local = owner is not None and any(owner is value for value in frame.f_locals.values())
+                (self._of_call if is_local else outside).update(reached)
+                found += reached
+        self._of_call -= outside
         script.forget_values()
         return list(dict.fromkeys(found))
 
@@ -474,7 +483,8 @@ class HiddenStateLook:
 
     def _report(self) -> None:
         assert self._script is not None
-        moved = sorted(self._moved, key=lambda one: self._line_of(one) is None)
+        restored = self._of_call if getattr(self._state(), "are_locals_restored", False) else set()
+        moved = sorted((one for one in self._moved if one not in restored), key=lambda one: self._line_of(one) is None)
         self._moved.clear()
         findings = self._changed_settings()
         self._told |= {one.name for one in findings}
@@ -485,7 +495,7 @@ class HiddenStateLook:
                 findings.append(finding)
                 self._told |= {finding.name, *self._places[one]}
         for one, finding in self._first:
-            if not {finding.name, self._places[one][-1]} & self._told:
+            if one not in restored and not {finding.name, self._places[one][-1]} & self._told:
                 findings.append(finding)
                 self._told |= {finding.name, *self._places[one]}
         self._first.clear()
