@@ -51,18 +51,21 @@ def train(state):
         {ended}
         state.epoch += 1
         sampler.set_epoch(state.epoch)
+    {done}
 
 train(state)
 """
 PLACES = {
-    "top": 0, "enter": 4, "epoch": 8, "before": 12, "loss": 12, "grads": 12, "after": 12, "ended": 8,
+    "top": 0, "enter": 4, "epoch": 8, "before": 12, "loss": 12, "grads": 12, "after": 12, "ended": 8, "done": 4,
 }  # fmt: skip
 
 
 def script(**lines: str) -> str:
     """Return the loop with these lines in it."""
     filled = {
-        place: textwrap.indent(textwrap.dedent(lines.get(place, "pass")).strip("\n"), " " * indent).lstrip(" ")
+        place: textwrap.indent(
+            textwrap.dedent(lines.get(place, "" if place == "done" else "pass")).strip("\n"), " " * indent
+        ).lstrip(" ")
         for place, indent in PLACES.items()
     }
     return LOOP.format(**filled)
@@ -728,9 +731,287 @@ HIDDEN = {
         epoch="anchor = {name: p.detach().clone() for name, p in model.named_parameters()}  # moved",
         loss="loss = loss + sum((p - anchor[name]).square().sum() for name, p in model.named_parameters())",
     ),
+    "rate taken from the optimizer at the start": script(
+        enter="base_lr = optimizer.param_groups[0]['lr']  # moved",
+        before="for group in optimizer.param_groups: group['lr'] = base_lr / (1 + state.step)",
+    ),
+    "rates of all groups, taken at the start": script(
+        enter="base_lrs = [0.5 * group['lr'] for group in optimizer.param_groups]  # moved",
+        before="for group, lr in zip(optimizer.param_groups, base_lrs): group['lr'] = lr",
+    ),
+    "rate of the schedule, taken at the start": script(
+        enter="first = 1.0 + schedule.get_last_lr()[0]  # moved", loss="loss = loss * first"
+    ),
+    "rate of a group in a variable": script(
+        enter="""
+        group = optimizer.param_groups[0]
+        lr, decay = group["lr"], group.get("weight_decay", 0.0)  # moved
+        """,
+        loss="loss = loss * (lr + decay)",
+    ),
+    "norm of the weights at the start": script(
+        enter="norm = sum(p.detach().square().sum() for p in model.parameters()).item()  # moved",
+        loss="loss = loss / norm",
+    ),
+    "first batch, taken at the start": script(
+        enter="""
+        batches = iter(loader)
+        given, _ = next(batches)  # moved
+        """,
+        loss="loss = loss + (model(given) - model(x).mean()).square().mean()",
+    ),
+    "average that is built in the function": script(
+        top="""
+        class EMA:
+            def __init__(self, model):
+                self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+            def update(self, model):
+                for name, p in model.named_parameters():
+                    self.shadow[name] = 0.9 * self.shadow[name] + 0.1 * p.detach()  # moved
+        """,
+        enter="ema = EMA(model)",
+        loss="loss = loss + sum((p - ema.shadow[name]).square().sum() for name, p in model.named_parameters())",
+        after="ema.update(model)",
+    ),
+    "schedule that is built in the function": script(
+        enter="warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))",
+        after="warmup.step()  # moved",
+    ),
+    "activations that are carried over": script(
+        epoch="hidden = model[0](torch.zeros(1, 8)).detach()",
+        loss="""
+        hidden = (0.9 * hidden + 0.1 * model[0](x).mean(0, keepdim=True)).detach()  # moved
+        loss = loss + (model[0](x) - hidden).square().mean()
+        """,
+    ),
+    "numbers by parameter": script(
+        enter="norms = {name: 1.0 for name, _ in model.named_parameters()}",
+        grads="""
+        for name, p in model.named_parameters():
+            norms[name] = 0.9 * norms[name] + p.grad.norm().item()  # moved
+            p.grad.div_(1 + norms[name])
+        """,
+    ),
+    "queue of earlier batches": script(
+        top="import queue",
+        enter="replay = queue.Queue(maxsize=8)",
+        before="""
+        replay.put(x)  # moved
+        if replay.qsize() > 3:
+            x = x + replay.get()
+        """,
+    ),
+    "simple queue of the module": script(
+        top="import queue\nreplay = queue.SimpleQueue()",
+        before="""
+        replay.put(x)  # moved
+        if replay.qsize() > 6:
+            x = x + replay.get()
+        """,
+    ),
+    "setting of a criterion that is annealed": script(
+        top="criterion = nn.CrossEntropyLoss(label_smoothing=0.5)",
+        loss="loss = loss + criterion(model(x), y)",
+        after="criterion.label_smoothing = 0.5 / (1 + loss.item())  # moved",
+    ),
+    "file that the next call reads": script(
+        top="""
+        import os, pathlib
+        FILE = os.path.join(pathlib.Path(__file__).parent, "scale.txt")
+        """,
+        enter="scale = float(open(FILE).read()) if os.path.exists(FILE) else 1.0",
+        loss="loss = loss * scale",
+        after="""
+        with open(FILE, "w") as file:  # moved
+            file.write(str(1 + loss.item()))
+        """,
+    ),
+    "checkpoint of the script itself": script(
+        top="""
+        import pathlib
+        OUT = pathlib.Path(__file__).parent
+        """,
+        enter="""
+        last = OUT / "last.pt"
+        if last.exists():
+            model.load_state_dict(torch.load(last))
+        """,
+        after="torch.save(model.state_dict(), last)  # moved",
+    ),
+    "notes in a file, written and read by functions": script(
+        top="""
+        import json, pathlib
+        NOTES = pathlib.Path(__file__).with_name("notes.json")
+        def read():
+            return json.loads(NOTES.read_text())["scale"] if NOTES.exists() else 1.0
+        def write(loss):
+            NOTES.write_text(json.dumps({"scale": 1 / (1 + loss)}))  # moved
+        """,
+        loss="loss = loss * read()",
+        after="write(loss.item())",
+    ),
+    "list of the module that only the start of the function reads": script(
+        top="history = []",
+        enter="scale = 1.0 + len(history)",
+        loss="loss = loss * scale",
+        after="history.append(loss.item())  # moved",
+    ),
 }
 
 HARMLESS = {
+    "values of the optimizer that do not change": script(
+        enter="""
+        base, momentum = optimizer.param_groups[0]["initial_lr"], optimizer.param_groups[0]["momentum"]
+        """,
+        loss="loss = loss * (base + momentum)",
+    ),
+    "rate read in each step, and one that is written back": script(
+        top="schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1000)",
+        enter="rate = optimizer.param_groups[0]['lr']",
+        before="""
+        lr = optimizer.param_groups[0]["lr"]
+        rate = 0.5 * rate
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        """,
+        loss="loss = loss * lr",
+    ),
+    "rate read at the start that is printed": script(
+        enter="base_lr = optimizer.param_groups[0]['lr']",
+        after="print(base_lr)",
+    ),
+    "lists and views of parameters": script(
+        enter="""
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        views = {name: p.data for name, p in model.named_parameters()}
+        count = sum(p.numel() for p in model.parameters())
+        """,
+        grads="""
+        nn.utils.clip_grad_norm_(parameters, 1e3 * count)
+        for view in views.values():
+            view.mul_(0.999)
+        """,
+    ),
+    "buffer that each step overwrites": script(
+        enter="flat = torch.zeros(sum(p.numel() for p in model.parameters()))",
+        grads="""
+        flat.copy_(torch.cat([p.grad.view(-1) for p in model.parameters()]))
+        for p in model.parameters():
+            p.grad.div_(1 + flat.norm())
+        """,
+    ),
+    "object built from the state": script(
+        top="""
+        class Progress:
+            def __init__(self, state, optimizer):
+                self.step, self.optimizer = state.step, optimizer
+            def advance(self):
+                self.step += 1
+                for group in self.optimizer.param_groups:
+                    group["lr"] = 0.1 / (1 + self.step)
+        """,
+        enter="progress = Progress(state, optimizer)",
+        before="progress.advance()",
+    ),
+    "batches taken ahead from the loader of the state": script(
+        top="""
+        class Ahead:
+            def __init__(self, loader):
+                self.batches = iter(loader)
+            def next(self):
+                return next(self.batches, (None, None))
+        """,
+        epoch="""
+        ahead = Ahead(loader)
+        given, wanted = ahead.next()
+        """,
+        before="x, y = given, wanted",
+        after="given, wanted = ahead.next()",
+    ),
+    "batch with which a model is tried first": script(
+        enter="""
+        x, y = next(iter(loader), (None, None))
+        shown, _ = next(iter(held_out))
+        if x is not None:
+            model(x)
+        """,
+        loss="loss = loss + model(shown).square().mean()",
+    ),
+    "queue that another thread fills": script(
+        top="import queue, threading",
+        epoch="""
+        batches = queue.Queue()
+        def fill():
+            for number in range(6):
+                batches.put(torch.ones(4, 8))
+        filler = threading.Thread(target=fill)
+        filler.start()
+        """,
+        before="x = x + batches.get()",
+        ended="filler.join()",
+    ),
+    "checkpoint of the script itself that it was not started from": script(
+        top="""
+        import argparse, pathlib
+        OUT = pathlib.Path(__file__).with_name("last.pt")
+        RESUME = None
+        args = argparse.Namespace(resume="", warm=False, out=OUT)
+        """,
+        enter="""
+        if args.resume:
+            model.load_state_dict(torch.load(args.out))
+        if RESUME is not None and OUT.exists():
+            model.load_state_dict(torch.load(OUT))
+        if args.warm:
+            model.load_state_dict(torch.load(OUT))
+        """,
+        after="torch.save(model.state_dict(), args.out)",
+    ),
+    "best weights that are loaded after training": script(
+        top="""
+        import pathlib
+        best = pathlib.Path(__file__).with_name("best.pt")
+        """,
+        ended="torch.save(model.state_dict(), best)",
+        done="model.load_state_dict(torch.load(best))",
+    ),
+    "best weights that are loaded by a function without a loop": script(
+        top="""
+        import pathlib
+        best = pathlib.Path(__file__).with_name("best.pt")
+        def fit(state):
+            while state.epoch < 3:
+                for batch, (x, y) in enumerate(loader):
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    sampler.record_batch(batch, 4)
+                    torch.save(model.state_dict(), best)
+                    state.commit()
+                state.epoch += 1
+                sampler.set_epoch(state.epoch)
+        """,
+        enter="""
+        fit(state)
+        model.load_state_dict(torch.load(best))
+        return
+        """,
+    ),
+    "files that are written before they are read, only read, and only written": script(
+        top="""
+        import pathlib
+        FOLDER = pathlib.Path(__file__).parent
+        torch.save(torch.ones(8), FOLDER / "data.pt")
+        """,
+        before="""
+        torch.save(x, FOLDER / "batch.pt")
+        x = torch.load(FOLDER / "batch.pt") + torch.load(FOLDER / "data.pt")
+        """,
+        after="""
+        with open(FOLDER / "log.txt", "a") as file:
+            file.write(str(loss.item()))
+        """,
+    ),
     "hooks that log gradients": script(
         top="""
         norms, rows, seen = [], [], 0

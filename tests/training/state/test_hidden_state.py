@@ -254,10 +254,57 @@ def test_all_findings_are_named_in_messages_of_five() -> None:
 def test_message_explains_that_each_call_copies_the_weights(told: Told) -> None:
     told.run(HIDDEN["copy of the weights at the start"])
     [[found]] = told.findings
-    assert sentence_of([found]).startswith(f"hidden state: {found} is a copy of the weights that each call of the ")
-    assert sentence_of([found, found]).count("are copies of the weights") == 1
+    assert sentence_of([found]).startswith(f"hidden state: {found} is taken from the weights in each call of the ")
+    assert sentence_of([found, found]).count("are taken from the weights") == 1
     other = HiddenChange("seen", "", SourceLine("/x/train.py", 3))
     assert "changed outside the state" in sentence_of([found, other])
+
+
+def test_message_explains_that_each_call_takes_a_value_from_the_optimizer(told: Told) -> None:
+    told.run(HIDDEN["rate of a group in a variable"])
+    [[found]] = told.findings
+    assert str(found).startswith("lr (train.py:"), "weight_decay does not change"
+    assert sentence_of([found]) == (
+        f"hidden state: {found} is taken from the optimizer in each call of the training function: a recovery takes "
+        "later values, and may give other bits. Fix: take it before the training function is called, or keep it in "
+        "TorchState(…)"
+    )
+    other = HiddenChange("seen", "", SourceLine("/x/train.py", 3))
+    own, taken = sentences_of([found, other])
+    assert own == sentence_of([other])
+    assert taken == sentence_of([found])
+
+
+def test_message_names_a_file_without_its_folder(told: Told) -> None:
+    told.run(HIDDEN["checkpoint of the script itself"])
+    [[found]] = told.findings
+    assert str(found).startswith("last.pt (train.py:")
+    assert str(found).endswith(", a file)")
+    assert sentence_of([found]).endswith("Fix: keep the values that are read from it in TorchState(…)")
+
+
+def test_rate_that_changes_between_two_looks_is_named_when_the_function_takes_it_again(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hidden_state, "_LATER", (100,))
+    ends = iter([10])
+    ends_now = Mock(side_effect=lambda step: step == 10 and next(ends, None) is not None)  # not followed: a library's
+    monkeypatch.setattr(torch, "_ends_now", ends_now, raising=False)
+    text = script(
+        top="schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1000)",
+        enter="base_lr = optimizer.param_groups[0]['lr']  # moved",
+        before="""
+        if torch._ends_now(state.step):
+            return
+        if state.step == 8:
+            optimizer.param_groups[0]["lr"] = 0.01
+        """,
+        loss="loss = loss * base_lr",
+    )
+    told.calls = 2
+    told.run(text)
+    [line] = [number for number, one in enumerate(text.splitlines(), 1) if one.endswith("# moved")]
+    assert told.lines == [line]
 
 
 def test_environment_variable_is_named_as_scripts_spell_it(told: Told) -> None:

@@ -15,11 +15,13 @@ import enum
 import functools
 import itertools
 import os
+import queue
 import random
 import sys
 import threading
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,7 +44,20 @@ _OF_THE_SEAT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))))
 OPAQUE_ITERATORS = (enumerate, zip, map, filter, itertools.cycle, itertools.chain, itertools.islice)
 """Iterators whose position cannot be read."""
+OF_A_FILE = "file "
+"""Marks a name that stands for a file."""
 _type_mro: Callable[[object], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+
+
+class ScriptFile:
+    """A file that the script writes and reads itself.
+
+    Args:
+        name: its path, absolute or relative to the current folder.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
 def type_line(value: object) -> tuple[type, ...]:
@@ -209,8 +224,15 @@ def _library_object(value: Any, is_handled: Callable[[object], bool], depth: int
         return ("partial", *(fingerprint(one, is_handled, depth) for one in (value.args, value.keywords)))
     if has_type(value, enum.Enum):
         return ("enum", kind.__qualname__, own.get("_name_"))
+    if has_type(value, queue.Queue):
+        return ("queue", fingerprint(own.get("queue"), is_handled, depth))
+    if kind is queue.SimpleQueue:
+        return ("queue", value.qsize())
+    if kind is ScriptFile:
+        return _file(value.name)
     if has_type(value, nn.Module):
-        return ("module", tuple(_tensor(one) for one in itertools.islice(_tensors_of(value), _MOST_ITEMS)))
+        tensors = tuple(_tensor(one) for one in itertools.islice(_tensors_of(value), _MOST_ITEMS))
+        return ("module", tensors, tuple(_settings_of(one) for one in modules_of(value) if is_library_type(one)))
     if has_type(value, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler):
         return _variables(attributes_of(value), is_handled, depth)
     return (*_UNKNOWN, kind.__qualname__)
@@ -219,6 +241,14 @@ def _library_object(value: Any, is_handled: Callable[[object], bool], depth: int
 def _variables(values: Mapping[str, Any], is_handled: Callable[[object], bool], depth: int) -> Any:
     """Return a fingerprint of the variables of a generator, an optimizer or a scheduler."""
     return tuple((name, fingerprint(values[name], is_handled, depth)) for name in sorted(values)[:_MOST_ITEMS])
+
+
+def _file(name: str) -> Any:
+    try:
+        found = Path(name).stat()
+    except (OSError, ValueError):
+        return ("file", None)
+    return ("file", found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _numpy(value: Any) -> Any:
@@ -237,6 +267,16 @@ def _numpy(value: Any) -> Any:
     if has_type(value, np.generic) and value.dtype.kind in "biuf":
         return ("scalar", repr(value.item()))
     return _UNKNOWN
+
+
+def _settings_of(module: Any) -> Any:
+    """Return the public numbers and texts of a library's module, such as a criterion's ``label_smoothing``."""
+    own = attributes_of(module)
+    return tuple(
+        (name, fingerprint(own[name], bool, 9))
+        for name in sorted(own)
+        if name != "training" and not name.startswith("_") and type(own[name]) in (int, float, bool, str)
+    )
 
 
 def _tensors_of(module: Any) -> Any:

@@ -9,6 +9,7 @@ afterwards.
 
 from __future__ import annotations
 
+import ast
 import enum
 import functools
 import inspect
@@ -30,9 +31,12 @@ from samebits.service import log
 from samebits.training.group.calling_place import is_library
 from samebits.training.state.attributes import is_plain
 from samebits.training.state.data.sampler import ElasticSampler
+from samebits.training.state.script.expressions import Path, is_numeric, value_of
 from samebits.training.state.script.fingerprints import (
     MISSING,
+    OF_A_FILE,
     OPAQUE_ITERATORS,
+    ScriptFile,
     attribute,
     attributes_of,
     fingerprint,
@@ -43,8 +47,8 @@ from samebits.training.state.script.fingerprints import (
     scope_of,
 )
 from samebits.training.state.script.first_step import EmptyValues, is_empty
-from samebits.training.state.script.statements import Call, Path, calls_of
-from samebits.training.state.script.training_slice import Outside, ScriptFunctions, SourceLine
+from samebits.training.state.script.statements import Call, calls_of
+from samebits.training.state.script.training_slice import Function, Outside, ScriptFunctions, SourceLine
 
 MOST_S = 0.05
 """Limit on the calling thread's CPU seconds for all looks in a job, in addition to a share of the job's time."""
@@ -73,6 +77,7 @@ _OF_OPTIMIZERS = ("state", "param_groups", "defaults")
 """Attributes of an optimizer that a recovery restores, or that no step changes."""
 _WRAPPED = ("optimizer", "scheduler", "module", "_optimizer", "_forward_module")
 _KINDS = {"random": "random.Random", "numpy": "NumPy generator", "generator": "torch.Generator", "module": "module"}
+_KINDS |= {"file": "file", "queue": "queue"}
 
 
 @dataclass(frozen=True)
@@ -81,14 +86,14 @@ class HiddenChange:
 
     Attributes:
         is_of_module: whether it belongs to a module whose parameters are in the state.
-        is_copied_by_call: whether each call of the training function copies it from the weights of that moment.
+        taken_from: what each call of the training function takes it from, such as "weights"; empty if it has changed.
     """
 
     name: str
     kind: str
     place: SourceLine
     is_of_module: bool = False
-    is_copied_by_call: bool = False
+    taken_from: str = ""
 
     def __str__(self) -> str:
         kind = f", a {self.kind}" if self.kind else ""
@@ -129,9 +134,12 @@ class HiddenMessages:
 
 def sentences_of(findings: Sequence[HiddenChange], *, any_world_size: bool = False) -> list[str]:
     """Return messages that together name all findings, a few in each message."""
+    sources = sorted({one.taken_from for one in findings})
+    parts = [[one for one in findings if one.taken_from == source] for source in sources]
     return [
-        sentence_of(findings[first : first + NAMED], any_world_size=any_world_size)
-        for first in range(0, len(findings), NAMED)
+        sentence_of(part[first : first + NAMED], any_world_size=any_world_size)
+        for part in parts
+        for first in range(0, len(part), NAMED)
     ]
 
 
@@ -149,9 +157,10 @@ def sentence_of(findings: Sequence[HiddenChange], *, any_world_size: bool = Fals
     gives = ", and may give other bits"
     gives = ", so a recovery or another world size may give other bits" if any_world_size else gives
     does = f"changed outside the state, and later steps read {it}: a recovery does not restore {it}"
-    if all(one.is_copied_by_call for one in findings):
-        copied = "is a copy" if len(findings) == 1 else "are copies"
-        does = f"{copied} of the weights that each call of the training function makes: a recovery copies later weights"
+    sources = {one.taken_from for one in findings}
+    if len(sources) == 1 and (source := sources.pop()):
+        taken = "is taken" if len(findings) == 1 else "are taken"
+        does = f"{taken} from the {source} in each call of the training function: a recovery takes later values"
     text = f"{OF_HIDDEN_STATE}{listed} {does}{gives}. Fix: {_fix_of(findings, it)}"
     return "".join(one if one.isprintable() else "?" for one in text)
 
@@ -159,6 +168,10 @@ def sentence_of(findings: Sequence[HiddenChange], *, any_world_size: bool = Fals
 def _fix_of(findings: Sequence[HiddenChange], it: str) -> str:
     """Return where to keep the values, which depends on whether they belong to a module of the state."""
     in_module = sum(one.is_of_module for one in findings)
+    if all(one.taken_from == "optimizer" for one in findings):
+        return f"take {it} before the training function is called, or keep {it} in TorchState(…)"
+    if all(one.kind == "file" for one in findings):
+        return f"keep the values that are read from {it} in TorchState(…)"
     if not in_module:
         return f"keep {it} in TorchState(…)"
     if in_module == len(findings):
@@ -175,7 +188,18 @@ class _WatchedValue:
     read: SourceLine
     modulus: int | None = None
     is_advanced: bool = False
-    copied_at: SourceLine | None = None  # the line with which each call copies it from the weights
+    taken: tuple[str, SourceLine] | None = None  # what each call takes it from, and the line
+
+
+@dataclass(frozen=True)
+class _TakenValue:
+    """A local variable that each call takes from an optimizer or schedule, and that the loop reads."""
+
+    code: types.CodeType
+    name: str
+    value: ast.expr
+    place: SourceLine
+    loop: tuple[int, int]  # first and last line
 
 
 _Place = tuple[int, str]
@@ -213,6 +237,8 @@ class HiddenStateLook:
         self._watched: list[_WatchedValue] = []
         self._prints: dict[_WatchedValue, Any] = {}
         self._moved: dict[_WatchedValue, None] = {}
+        self._taken: dict[_TakenValue, Any] = {}  # with their fingerprints
+        self._outdated: dict[_TakenValue, None] = {}  # those that a new call would set differently
         self._places: dict[_WatchedValue, list[_Place]] = {}
         self._in_modules: set[_WatchedValue] = set()  # values that belong to a module of the state
         self._of_call: set[_WatchedValue] = set()  # values that each call of the function creates
@@ -297,11 +323,13 @@ class HiddenStateLook:
         handled = _Handled(state)
         if self._commits == _FIRST:
             self._watched = self._find(frames.values(), handled)[:_MOST_WATCHED]
+            self._compare_taken(frames)
             self._prints = self._fingerprints(frames, handled)
             self._find_set_at_first(frames, handled)
             self._epochs = epochs_of(state)
             self._settings = {name: read() for name, read in _SETTINGS.items()}
             return True
+        self._compare_taken(frames)
         prints = self._fingerprints(frames, handled)
         for one, before in self._prints.items():
             if one in prints and prints[one] != before:
@@ -313,6 +341,26 @@ class HiddenStateLook:
             self._report()
         return True
 
+    def _compare_taken(self, frames: dict[types.CodeType, types.FrameType], *, is_new_call: bool = False) -> None:
+        """Find local variables that a new call of the training function would set differently.
+
+        Args:
+            is_new_call: whether another call has just set them, so that they may differ from before.
+        """
+        for one, before in self._taken.items():
+            frame = frames.get(one.code)
+            if frame is None or not one.loop[0] <= frame.f_lineno <= one.loop[1]:
+                continue
+            look = functools.partial(_of_frame, frame)
+            now, again = look(one.name), value_of(one.value, look)
+            if not is_numeric(now):
+                continue
+            self._taken[one] = fingerprint(now, _nothing)
+            if (again is not MISSING and fingerprint(again, _nothing) != self._taken[one]) or (
+                is_new_call and before not in (None, self._taken[one])
+            ):
+                self._outdated[one] = None
+
     def _find_set_at_first(self, frames: dict[types.CodeType, types.FrameType], handled: _Handled) -> None:
         """Find the watched values that were empty before the function's first call, and hold data now."""
         before, self._before = self._before, None
@@ -322,8 +370,9 @@ class HiddenStateLook:
         for one in self._prints:
             if self._is_late():
                 return
-            if one.copied_at is not None:
-                finding = replace(self._finding(one), place=one.copied_at, is_copied_by_call=True)
+            if one.taken is not None:
+                source, place_taken = one.taken
+                finding = replace(self._finding(one), place=place_taken, taken_from=source)
                 self.set_at_first.append(finding)
                 self._first.append((one, finding))
                 continue
@@ -360,6 +409,7 @@ class HiddenStateLook:
         state = self._state()
         if not frames or state is None:
             return False
+        self._compare_taken(frames, is_new_call=compares)
         prints = self._fingerprints(frames, _Handled(state))
         if compares:
             self._moved |= {
@@ -385,23 +435,25 @@ class HiddenStateLook:
             loops = function.loops_at(frame.f_lineno)
             exposed: dict[Path, SourceLine] = {}
             for loop in loops:
-                exposed |= {
-                    path: place
-                    for path, place in function.exposed(loop.body, 0, loop).items()
-                    if path[0] not in function.code.co_varnames or not function.is_restored(path[0], loop.lineno)
-                }
+                exposed |= self._exposed_in(function, loop, loops)
+            if loops and frame.f_code is getattr(self._function, "__code__", None):
+                exposed |= _read_at_start(function, loops[0])
             if not loops:  # each call gets its arguments anew, and the caller's frame shows where they come from
                 is_called_again = frame.f_code is not getattr(self._function, "__code__", None)
                 own = function.code.co_varnames[0 if is_called_again else function.code.co_argcount :]
-                whole = function.exposed(function.node.body, 0)
-                exposed = {path: place for path, place in whole.items() if path[0] not in own}
+                last = math.inf if is_called_again else frame.f_lineno  # files that it reads afterwards are its results
+                exposed = {
+                    path: place
+                    for path, place in function.exposed(function.node.body, 0).items()
+                    if path[0] not in own and (place.line <= last or not path[0].startswith(OF_A_FILE))
+                }
             for path, place in exposed.items():
                 if function.is_memo(path):
                     continue
                 named = path[0] if loops and len(path) == 1 else ""
-                copied_at = function.line_that_copies_weights(named, loops[-1].lineno) if named else None
+                taken = function.taken_by_call(named, loops[-1].lineno) if named else None
                 modulus, is_advanced = function.modulus(path), function.is_advanced(path)
-                watched = _WatchedValue(frame.f_code, path, place, modulus, is_advanced, copied_at)
+                watched = _WatchedValue(frame.f_code, path, place, modulus, is_advanced, taken)
                 reached = list(self._expand(script, watched, frame, handled))
                 (self._of_call if _is_local(watched) else outside).update(reached)
                 found += reached
@@ -414,6 +466,19 @@ class HiddenStateLook:
         self._of_call -= outside
         script.forget_values()
         return list(dict.fromkeys(found))
+
+    def _exposed_in(self, function: Function, loop: Any, loops: list[Any]) -> dict[Path, SourceLine]:
+        """Return the values that an iteration takes over from before, apart from those computed from the state."""
+        found: dict[Path, SourceLine] = {}
+        for path, place in function.exposed(loop.body, 0, loop).items():
+            name, is_local = path[0], path[0] in function.code.co_varnames
+            if is_local and (taken := function.taken_from_optimizer(name, loops[0].lineno)) is not None:
+                lines = loops[0].lineno, loops[0].end_lineno or 0
+                self._taken[_TakenValue(function.code, name, *taken, lines)] = None
+            is_restored = is_local and function.is_restored(name, loop.lineno)
+            if not is_restored or (len(path) == 1 and function.taken_by_call(name, loops[-1].lineno) is not None):
+                found[path] = place
+        return found
 
     def _expand(
         self, script: ScriptFunctions, watched: _WatchedValue, frame: types.FrameType, handled: _Handled, depth: int = 0
@@ -451,6 +516,9 @@ class HiddenStateLook:
     def _value(self, one: _WatchedValue, frames: dict[types.CodeType, types.FrameType], handled: _Handled) -> Any:
         """Return the current value, or ``MISSING`` if it does not exist or the state restores it."""
         path = one.path
+        if path[0].startswith(OF_A_FILE):
+            self._places[one] = [(0, path[0])]
+            return ScriptFile(path[0].removeprefix(OF_A_FILE))
         if isinstance(one.owner, types.CodeType):
             frame = frames.get(one.owner)
             value = MISSING if frame is None else _of_frame(frame, path[0])
@@ -483,10 +551,18 @@ class HiddenStateLook:
 
     def _report(self) -> None:
         assert self._script is not None
-        restored = self._of_call if getattr(self._state(), "are_locals_restored", False) else set()
-        moved = sorted((one for one in self._moved if one not in restored), key=lambda one: self._line_of(one) is None)
+        are_locals_restored = getattr(self._state(), "are_locals_restored", False)
+        restored = self._of_call if are_locals_restored else set[_WatchedValue]()
+        changed = [one for one in self._moved if one not in restored and self._is_changed_here(one)]
+        moved = sorted(changed, key=lambda one: self._line_of(one) is None)
         self._moved.clear()
         findings = self._changed_settings()
+        findings += [
+            HiddenChange(one.name, "", one.place, taken_from="optimizer")
+            for one in self._outdated
+            if one.name not in self._told and not are_locals_restored
+        ]
+        self._outdated.clear()
         self._told |= {one.name for one in findings}
         holders = {place for one in moved for place in self._places[one][:-1]}
         for one in moved:
@@ -503,6 +579,12 @@ class HiddenStateLook:
         if findings:
             self._tell(findings)
 
+    def _is_changed_here(self, one: _WatchedValue) -> bool:
+        """Return whether functions of the slice change the value; a queue may be filled by another thread."""
+        assert self._script is not None
+        is_queue = type(self._prints[one]) is tuple and self._prints[one][0] == "queue"
+        return not is_queue or self._script.is_changed_by(_path_in_source(one))
+
     def _line_of(self, one: _WatchedValue) -> SourceLine | None:
         """Return the line that changes the value."""
         assert self._script is not None
@@ -514,6 +596,9 @@ class HiddenStateLook:
         kind = _KINDS.get(self._prints[one][0], "") if type(self._prints[one]) is tuple else ""
         is_variable = len(one.path) > 1 and one.path[-2] == "environ"
         name = f"{'.'.join(one.path[:-1])}[{one.path[-1]!r}]" if is_variable else ".".join(one.path)
+        if one.path[0].startswith(OF_A_FILE):
+            name = FilePath(one.path[0].removeprefix(OF_A_FILE)).name
+            return HiddenChange(name, kind, self._line_of(one) or one.read)
         owner = None if isinstance(one.owner, types.CodeType) else one.owner()
         if owner is not None and type(owner) is not types.FunctionType:
             name = f"{(owner if has_type(owner, type) else type(owner)).__name__}.{name}"
@@ -526,6 +611,17 @@ def _is_in_extra_state(holder: object, name: str) -> bool:
         return False
     code = getattr(type(holder).get_extra_state, "__code__", None)  # type: ignore[attr-defined]
     return code is not None and code is not nn.Module.get_extra_state.__code__ and name in code.co_names
+
+
+def _read_at_start(function: Function, loop: Any) -> dict[Path, SourceLine]:
+    """Return the values outside the function that it reads before its loop, as each call does."""
+    own = {*function.code.co_varnames, *function.code.co_cellvars}
+    whole = function.exposed(function.node.body, 0)
+    return {path: place for path, place in whole.items() if path[0] not in own and place.line < loop.lineno}
+
+
+def _nothing(value: object) -> bool:
+    return False
 
 
 _OF_MODULES = ("_backward_pre_hooks", "_backward_hooks")
@@ -589,14 +685,22 @@ class _Handled:
     def __init__(self, state: Any) -> None:
         self._state = id(state)
         self._objects: set[int] = set()
+        self._modules: list[Any] = []
         for handler in attributes_of(state).get("handlers", {}).values():
             value = handler.value
             if type(value) in _ATOMS:
                 continue
             self._objects.add(id(value))
             if has_type(value, nn.Module):
+                self._modules.append(value)
                 self._objects |= {id(one) for one in value.modules()}
                 self._objects |= {id(one) for one in (*value.parameters(), *value.buffers())}
+
+    @functools.cached_property
+    def _storages(self) -> set[int | None]:
+        """The memory of the modules' tensors, to which other tensors may refer, as ``p.data`` does."""
+        tensors = (one for module in self._modules for one in (*module.parameters(), *module.buffers()))
+        return {_storage_of(one) for one in tensors if type(one) in (torch.Tensor, nn.Parameter)} - {None}
 
     def is_state(self, value: object) -> bool:
         return id(value) == self._state
@@ -607,6 +711,8 @@ class _Handled:
             return False
         if id(value) in self._objects:
             return True
+        if type(value) in (torch.Tensor, nn.Parameter):
+            return _storage_of(value) in self._storages
         own = attributes_of(value)
         if has_type(value, torch.utils.data.DataLoader, torch.utils.data.Sampler):
             return any(one in own and self.is_handled(own[one]) for one in ("sampler", "batch_sampler"))
@@ -624,6 +730,10 @@ class _Handled:
             return False
         kinds = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler
         return self.is_handled(value) or has_type(value, *kinds)
+
+
+def _storage_of(value: Any) -> int | None:
+    return value.untyped_storage().data_ptr() or None if value.layout is torch.strided and not value.is_meta else None
 
 
 def is_wrapper(value: object) -> bool:

@@ -6,7 +6,9 @@ recognized as the call of a module. No code of the script is executed.
 
 from __future__ import annotations
 
+import argparse
 import ast
+import functools
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from samebits.training.group.calling_place import is_library
+from samebits.training.state.script.expressions import Path, file_use, value_of
 from samebits.training.state.script.fingerprints import (
     MISSING,
     attribute,
@@ -29,8 +32,6 @@ from samebits.training.state.script.fingerprints import (
     plain_function,
 )
 
-Path = tuple[str, ...]
-"""A name with attributes: ``("cfg", "seen")`` for ``cfg.seen``."""
 TrainingTest = Callable[[object], bool]
 
 _LONGEST_PATH = 4
@@ -47,10 +48,14 @@ _MUTATORS = frozenset(
         *("setdefault", "popitem", "subtract", "discard", "extendleft", "rotate", "sort", "reverse", "fill", "put"),
     }
 )
+_OVERWRITE = frozenset({"copy_", "zero_", "fill_"})
+"""Methods of a tensor that leave none of its numbers."""
 _CHANGE_FIRST = frozenset(
     {"next", "heappush", "heappop", "heapify", "heapreplace", "heappushpop", "insort", "insort_left", "shuffle"}
 )
 """Functions that change their first argument."""
+_COPIES = frozenset({"deepcopy", "clone", "item", "tolist", "norm", "parameters_to_vector", "get_total_norm"})
+"""Functions whose result keeps numbers of a tensor, and does not change with it."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _PARAMETERS = frozenset({"parameters", "named_parameters", "param_groups"})
 
@@ -74,6 +79,7 @@ class Statement:
     reads: set[Path] = field(default_factory=set)
     writes: set[Path] = field(default_factory=set)
     changes: set[Path] = field(default_factory=set)  # values changed in place
+    overwrites: set[Path] = field(default_factory=set)  # those of them of which nothing is left
     drawn: set[Path] = field(default_factory=set)  # objects on which a method is called, such as a generator
     calls: list[Call] = field(default_factory=list)
     is_sink: bool = False
@@ -82,10 +88,19 @@ class Statement:
     gives_value: bool = False  # a return or yield of a value
     mentions: str = ""  # source code of an assignment
     memos: set[Path] = field(default_factory=set)  # dicts in a condition ``key not in memo``
-    copies: bool = False  # calls ``deepcopy()`` or ``clone()``
+    copies: bool = False  # copies the numbers of tensors
+    never_until: int = 0  # the last line of a branch for an option that is not given
     runs: set[str] = field(default_factory=set)  # ``backward`` and ``step``, which run hooks
     by_value: bool = False  # part of the slice because its value is used
     by_effect: bool = False  # part of the slice because a function that it calls changes training
+
+    @property
+    def names(self) -> set[str]:
+        """The variables that the statement reads, also as arguments of the user's functions."""
+        paths = set(self.reads)
+        for given in (one for call in self.calls for one in call.given.values()):
+            paths |= {given} if isinstance(given, tuple) else given if type(given) is set else set()
+        return {path[0] for path in paths if path}
 
     @property
     def is_relevant(self) -> bool:
@@ -182,6 +197,8 @@ class Statements:
                 step.changes |= {path for path in [path_of(value)] if path}
             case ast.While(test=test) | ast.If(test=test):
                 self._read(test, step)
+                if isinstance(node, ast.If) and self._is_not_given(test):
+                    step.never_until = node.body[-1].end_lineno or 0
                 if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.NotIn):
                     step.memos |= {path for path in [path_of(test.comparators[0])] if path}
             case ast.With(items=items) | ast.AsyncWith(items=items):
@@ -311,6 +328,7 @@ class Statements:
             self.called.add(name)
         if path and path[0] not in hidden and self._calls_users(node, path, step, hidden):
             return
+        self._note_files(node, name, step)
         for one in arguments:
             self._read(one, step, hidden)
         receiver = path[:-1] if path else ()
@@ -325,14 +343,40 @@ class Statements:
             step.drawn.add(receiver)
         elif len(path) == 1 and path[0] not in hidden and self.value(path) is not MISSING:
             step.reads.add(path)
-        step.copies |= name in ("deepcopy", "clone")
+        step.copies |= name in _COPIES
         if receiver and receiver[0] not in hidden and (name in _MUTATORS or _is_in_place(name)):
             self._change(receiver, step)
+        if len(receiver) == 1 and name in _OVERWRITE and receiver[0] not in self._sources:
+            read = {one.id for given in arguments for one in ast.walk(given) if isinstance(one, ast.Name)}
+            step.overwrites |= {receiver} if receiver[0] not in read else set()
         if name in _CHANGE_FIRST and node.args and (given := path_of(node.args[0])):
             step.changes.add(given)
         if self._changes_training(name, receiver, node):
             step.is_sink = True
             step.runs |= {name} & {"backward", "step"}
+
+    def _note_files(self, node: ast.Call, name: str, step: Statement) -> None:
+        """Record the files that a call uses, as values that the statement reads and writes."""
+        used = file_use(node, name, self.simple)
+        if not any(step.line <= guard.never_until for guard in step.guards):
+            step.reads |= used.reads
+        step.writes |= used.writes
+        step.changes |= used.appends
+
+    def _is_not_given(self, test: ast.expr) -> bool:
+        """Return whether a condition needs an option that the script was started without."""
+        match test:
+            case ast.BoolOp(op=ast.And(), values=parts):
+                return any(map(self._is_not_given, parts))
+            case ast.Compare(left=left, ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+                return self._is_not_given(left)
+        path, code = path_of(test), self.code
+        if not path or path[0] in code.co_varnames[code.co_argcount + code.co_kwonlyargcount :]:
+            return False  # a local variable, which may change
+        value = self.value(path)
+        is_unset = value is None and (len(path) > 1 or path[0].isupper())
+        is_off = value is False and type(self.value(path[:1])) is argparse.Namespace
+        return is_unset or is_off or (type(value) is str and not value)
 
     def _changes_training(self, name: str, receiver: Path, node: ast.Call) -> bool:
         if name == "backward" and isinstance(node.func, ast.Attribute):
@@ -396,6 +440,25 @@ class Statements:
         return True
 
     # ---- values
+
+    def simple(self, name: str, seen: frozenset[str] = frozenset()) -> Any:
+        """Return the value of a name, or of the simple expression that is assigned to it once in this function."""
+        found = self.value((name,))
+        if found is not MISSING or name in seen:
+            return found
+        given = self._assigned.get(name, [])
+        within = functools.partial(self.simple, seen=seen | {name})
+        return value_of(given[0], within) if len(given) == 1 else MISSING
+
+    @functools.cached_property
+    def _assigned(self) -> dict[str, list[ast.expr]]:
+        """The expressions that are assigned to each name."""
+        found: dict[str, list[ast.expr]] = {}
+        for one in (node for node in ast.walk(self.node) if isinstance(node, ast.Assign)):
+            for target in one.targets:
+                if isinstance(target, ast.Name):
+                    found.setdefault(target.id, []).append(one.value)
+        return found
 
     def value(self, path: Path) -> Any:
         """Return the current value at the path, or ``MISSING``."""

@@ -22,7 +22,9 @@ import torch
 from torch import nn
 
 from samebits.training.group.calling_place import is_library
+from samebits.training.state.script.expressions import Path
 from samebits.training.state.script.fingerprints import (
+    MISSING,
     attribute,
     attributes_of,
     can_be_referred_to,
@@ -39,7 +41,6 @@ from samebits.training.state.script.fingerprints import (
 from samebits.training.state.script.first_step import fills_from_data
 from samebits.training.state.script.statements import (
     Call,
-    Path,
     Statement,
     Statements,
     TrainingTest,
@@ -63,6 +64,8 @@ _KEEPS_VALUES = frozenset(
     }
 )
 """Methods that change no value of a module, dict or tensor, apart from its place."""
+_ATOMS = (int, float, bool, str, bytes, type(None))
+_OF_GROUPS = frozenset({"param_groups", "get_last_lr", "_last_lr"})
 _NOT_CALLED = frozenset(
     {
         *("__init__", "__new__", "__post_init__", "__del__", "__init_subclass__", "__set_name__", "__hash__"),
@@ -178,6 +181,15 @@ class ScriptFunctions:
                     if is_same and code is not beside and (len(path) > 1 or path[0] not in code.co_varnames):
                         return SourceLine(code.co_filename, step.line)
         return None if function is None else function.changing_line(path, _touch)
+
+    def is_changed_by(self, path: Path) -> bool:
+        """Return whether a function that has been read changes this value in place."""
+        return any(
+            one[-1] == path[-1] and (len(one) > 1) == (len(path) > 1)
+            for function in self.read.values()
+            for step in function.steps
+            for one in step.changes
+        )
 
     def line_from_data(self, path: Path, *, is_local_of: types.CodeType | None) -> SourceLine | None:
         """Return the first line that computes this value from data; None if no line does, or one counts it on.
@@ -341,11 +353,73 @@ class Function(Statements):
     def is_restored(self, name: str, before: int) -> bool:
         """Return whether this local variable is computed from the state on entry, or computed anew in each step."""
         for step in self.steps:
-            if (name,) in step.writes and self._is_of_state(step):
-                is_before = step.line < before
-                if is_before or not any(path[0] == name for path in step.reads):
+            if (name,) not in step.writes:
+                continue
+            if step.line < before:
+                is_restored = self._is_of_state(step) and not self._begins_anew(name, step)
+                if is_restored or self._is_refilled(name, step) or self._is_written_back(name, step):
                     return True
+            elif self._is_of_state(step) and not any(path[0] == name for path in step.reads):
+                return True
         return False
+
+    def _is_written_back(self, name: str, step: Statement) -> bool:
+        """Return whether a rate that is taken from the optimizer is also kept there, as in ``group["lr"] = lr``."""
+        if not any(one in _OF_GROUPS for path in step.reads for one in path):
+            return False
+        return any(
+            isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript) and name in one.names
+            for node, one in self._of.items()
+            if one.is_sink and one.loops
+        )
+
+    def _is_refilled(self, name: str, step: Statement) -> bool:
+        """Return whether this and all other statements that set the variable take it from a loader of the state."""
+        sources = step.names - {name}
+        others = [one for one in self.steps if (name,) in one.writes and one is not step]
+        return self._is_from_loader(step) and all(sources & one.names for one in others)
+
+    def _is_from_loader(self, step: Statement) -> bool:
+        """Return whether a statement takes data from a loader that the state restores, also by another variable."""
+        waiting, seen = [step], {id(step)}
+        while waiting:
+            one = waiting.pop()
+            values = map(self.value, ((name,) for name in one.names))
+            if any(has_type(value, torch.utils.data.DataLoader) and self._is_training(value) for value in values):
+                return True
+            names = {(name,) for name in one.names}
+            before = [other for other in self.steps if other.line < one.line and other.writes & names]
+            waiting += [other for other in before if id(other) not in seen]
+            seen |= {id(other) for other in before}
+        return False
+
+    def _begins_anew(self, name: str, step: Statement) -> bool:
+        """Return whether a new call creates this value from the model or optimizer, but cannot restore its changes.
+
+        A schedule begins at its first step again, and an average at the current weights. A number is left out, because
+        a script may write it back.
+        """
+        value = self.value((name,))
+        sources = [self.value(path[:size]) for path in step.reads for size in (1, len(path))]
+        if any(self._is_state(one) for one in sources) or self._is_from_loader(step) or value is MISSING:
+            return False
+        return type(value) not in _ATOMS
+
+    def taken_from_optimizer(self, name: str, before: int) -> tuple[ast.expr, SourceLine] | None:
+        """Return the expression that sets this local once, outside loops, to a value of an optimizer or schedule."""
+        found = [(node, step) for node, step in self._of.items() if (name,) in step.writes | step.changes]
+        if len(found) != 1:
+            return None
+        node, step = found[0]
+        value = _assigned_to(name, node)
+        if value is None or step.loops or step.guards or step.line >= before:
+            return None
+        names = {one.id for one in ast.walk(value) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+        names -= {one.id for one in ast.walk(value) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+        is_of_groups = any(isinstance(one, ast.Attribute) and one.attr in _OF_GROUPS for one in ast.walk(value))
+        is_of_groups |= any(_is_group(self.value((one,))) for one in names)
+        changing = {path[0] for one in self.steps if one.loops for path in one.writes}
+        return (value, SourceLine(self.code.co_filename, step.line)) if is_of_groups and not names & changing else None
 
     def is_advanced(self, path: Path) -> bool:
         """Return whether the script calls ``next()`` on the value, or a loop iterates over it."""
@@ -369,26 +443,31 @@ class Function(Statements):
             and all(any(path[0] == name for guard in step.guards for path in guard.reads) for step in inside)
         )
 
-    def line_that_copies_weights(self, name: str, before: int) -> SourceLine | None:
-        """Return the line before ``before`` that copies trained weights into this local, if nothing changes it later.
+    def taken_by_call(self, name: str, before: int) -> tuple[str, SourceLine] | None:
+        """Return what each call takes this local from before the line ``before``, and the line, if it keeps it.
 
-        A copy of a part, as in ``model[0]``, is left out, because the part may be frozen.
+        It is the weights, or a loader that the state restores. A copy of a part of the weights, as in ``model[0]``, is
+        left out, because the part may be frozen.
         """
         writes = [(node, step) for node, step in self._of.items() if (name,) in step.writes]
         if len(writes) != 1:
             return None
         node, step = writes[0]
-        is_part = any(isinstance(one, ast.Subscript) for one in ast.walk(node))
-        if step.line >= before or len(step.guards) > len(step.loops) or is_part or not step.copies:
+        if step.line >= before or len(step.guards) > len(step.loops):
             return None
-        copied = [self.value(path) for path in step.reads]
-        if not any(_has_trained_weights(one) for one in copied if self._is_training(one)):
-            return None
-        calls = [one for one in _own_nodes(self.node) if isinstance(one, ast.Call)]
+        is_batch = any(isinstance(one, ast.Call) and path_of(one.func) == ("next",) for one in ast.walk(node))
+        source = "weights" if self._copies_weights(node, step) else ""
+        source = "data loader" if is_batch and self._is_from_loader(step) else source
+        calls = [one for one in _own_nodes(self.node) if isinstance(one, ast.Call)] if source else []
         changes = [path[0] for node, other in self._of.items() for path in other.changes if not _keeps_values(node)]
-        if name in changes or any(_may_change(one, name, before) for one in calls):
+        if not source or name in changes or any(_may_change(one, name, before) for one in calls):
             return None
-        return SourceLine(self.code.co_filename, step.line)
+        return source, SourceLine(self.code.co_filename, step.line)
+
+    def _copies_weights(self, node: ast.AST, step: Statement) -> bool:
+        is_part = any(isinstance(one, ast.Subscript) for one in ast.walk(node))
+        copied = [self.value(path) for path in step.reads] if step.copies and not is_part else []
+        return any(_has_trained_weights(one) for one in copied if self._is_training(one))
 
     def is_memo(self, path: Path) -> bool:
         """Return whether values are only added to this dict for missing keys, as in a cache of pure results."""
@@ -516,9 +595,27 @@ class Function(Statements):
             return
         if step.is_relevant:
             for path in self._needs(step, depth):
-                if not any(is_prefix(one, path) for one in written):
+                if not any(is_prefix(one, path) for one in written | step.overwrites):
                     found.setdefault(path, SourceLine(self.code.co_filename, step.line))
-        written |= step.writes
+        written |= step.writes | step.overwrites
+
+
+def _assigned_to(name: str, node: ast.AST) -> ast.expr | None:
+    """Return the expression that an assignment gives to this name."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
+            return value
+        case ast.AnnAssign(target=ast.Name(id=target), value=value) if target == name:
+            return value
+        case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+            pairs = zip(targets, values, strict=False)
+            return next((value for one, value in pairs if path_of(one) == (name,)), None)
+    return None
+
+
+def _is_group(value: object) -> bool:
+    """Return whether the value is a parameter group of an optimizer."""
+    return type(value) is dict and "params" in value and "lr" in value
 
 
 def _is_empty_literal(node: ast.expr | None) -> bool:
