@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from samebits.errors import UsageError
 from samebits.training.process import context
+from samebits.training.sharding.replicas import ReplicaPlace
 from samebits.training.state.data.global_batch import GlobalBatch
 from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.local_sgd import LocalSGD
@@ -333,6 +334,15 @@ def test_loop_that_would_depend_on_the_world_size_is_refused(
     job = new_job(counted=0, plateau=lambda job: torch.optim.lr_scheduler.ReduceLROnPlateau(job.optimizer))
     with pytest.raises(UsageError, match=f"(?s){message}.*Fix: "):
         loop(job)
+
+
+def test_collective_inside_a_replica_is_allowed_in_every_turn(new_job: Callable[..., Job]) -> None:
+    job, inside = new_job(), object()
+    job.turn()
+    job.state._virtual._replica = ReplicaPlace(0, 1, within=(inside,))  # type: ignore[union-attr, arg-type]
+    require_collective_allowed(inside)
+    with pytest.raises(UsageError, match="a collective in micro-batch 2"):
+        require_collective_allowed(object())
 
 
 def test_batches_of_another_order_or_size_are_refused(new_job: Callable[..., Job]) -> None:
