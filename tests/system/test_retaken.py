@@ -152,7 +152,7 @@ def test_check_fails_a_script_with_hidden_state_and_names_its_line(shell: Shell)
 
 
 def test_check_finds_in_new_processes_what_only_the_first_step_sets(shell: Shell) -> None:
-    """The value is in a queue, which the look does not follow."""
+    """The value is in a queue, of which the look only sees later changes."""
     first = "means.empty() and means.put(float(x.mean())); x = x - means.queue[0]"
     script = HEALTHY.replace("optimizer.zero_grad()", f"optimizer.zero_grad(); {first}")
     script = script.replace("seen, calls = 0, 0", "import queue\nmeans, seen, calls = queue.Queue(), 0, 0")
