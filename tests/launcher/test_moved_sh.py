@@ -83,7 +83,8 @@ def test_copy_does_not_start_while_the_processes_it_names_run_elsewhere(job: She
     assert shell.end() == 78, shell.text
 
 
-@pytest.mark.parametrize("log_dir", ["", "its logs"])
+# The default LOG_DIR moves with its folder in test_folder_moved_while_its_job_runs_is_followed_there, too.
+@pytest.mark.parametrize("log_dir", [pytest.param("", marks=pytest.mark.thorough), "its logs"])
 def test_moved_folder_resumes_in_its_new_place(job: ShellJob, log_dir: str) -> None:
     if log_dir:
         job.settings["LOG_DIR"] = str(job.folder / log_dir)

@@ -75,7 +75,8 @@ def test_kills_of_script_scheduler_and_launcher_restart_it_everywhere(job: Shell
     assert job.running() == []
 
 
-@pytest.mark.parametrize("spares", [0, 1])
+# Restarts without a spare: test_kills_of_script_scheduler_and_launcher_restart_it_everywhere.
+@pytest.mark.parametrize("spares", [pytest.param(0, marks=pytest.mark.thorough), 1])
 def test_three_kills_in_a_row_each_restart_it_on_every_seat(spares: int, job: ShellJob) -> None:
     job.settings["SPARE_NUM"] = str(spares)
     shell, known = started(job), set[int]()

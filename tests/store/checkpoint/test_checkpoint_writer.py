@@ -361,7 +361,8 @@ def test_writer_finishes_what_a_killed_trainer_sealed_and_the_successor_waits(
     child.stdout.close()
 
 
-@pytest.mark.parametrize("with_its_writer", [False, True])
+# A trainer that is killed while its writer lives: tests/checkpoint_kills.
+@pytest.mark.parametrize("with_its_writer", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_trainer_killed_at_a_random_time_loses_nothing_durable(
     base: Path, root: Path, repository: Path, with_its_writer: bool
 ) -> None:

@@ -160,7 +160,8 @@ def test_failing_generator_of_tensors_leaves_no_trace(tmp_path: Path) -> None:
     assert names_in(tmp_path / "0") == []
 
 
-@pytest.mark.parametrize("half_writes", [False, True])
+# Kills between whole calls: test_kill_at_any_system_call_of_a_save_leaves_the_older_point_or_both.
+@pytest.mark.parametrize("half_writes", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_kill_9_at_any_call_leaves_a_complete_point_or_none(
     tmp_path: Path, repository: Path, half_writes: bool
 ) -> None:
