@@ -30,3 +30,4 @@ def test_jobs_that_shrink_lose_ranks_of_one_shard_group_before_the_gate() -> Non
         assert one.recovery is Recovery.SHRINK and one.number < GATE
         assert any(set(one.ranks) <= set(group) for group in groups)
         assert (one.first is not None) == (one.target is Target.SCHEDULER)
+        assert one.point != "saved" or len(one.ranks) == 1, "the ranks would wait for each other"

@@ -215,6 +215,8 @@ class MeshKills:
             first, least = chance.choice(mesh.ranks), FIRST_AT + 2
             ranks = [chance.choice((0, 1))]  # of the two that are left
         point = chance.choice((*STEP_POINTS, *STEP_POINTS, *SAVE_POINTS))
+        if point == "saved" and len(ranks) > 1:
+            point = "saving"  # ranks learn in different steps that a save is over, and would wait for each other
         number = INTERVAL if point in SAVE_POINTS else chance.randint(least, GATE - 1)
         copies = chance.choice(("1", "auto", "off"))
         return Kill("hsdp", target, tuple(ranks), point, number, first, Recovery.SHRINK, copies, forgets=False)
