@@ -203,6 +203,13 @@ def test_slow_node_is_named_with_its_reason() -> None:
     )
 
 
+def test_pair_that_did_not_meet_clears_no_node() -> None:
+    wrong, unmet = Sum(0.0, WRONG), Sum(0.0, UNMET)
+    sums = [{1: wrong, 2: unmet}, {0: wrong, 2: unmet}, {0: unmet, 1: unmet}]
+    reports = {slot: NodeReport(f"worker {slot}", sums=one) for slot, one in enumerate(sums)}
+    assert [EITHER in verdict(slot, reports, "")[0] for slot in range(3)] == [True, True, False]
+
+
 def test_report_of_a_sum_with_a_node_that_knows_nothing_of_it_is_ignored() -> None:
     wrong = Sum(0.0, WRONG)
     lie = NodeReport(sums={0: wrong, 9: wrong, -1: wrong})

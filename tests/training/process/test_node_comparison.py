@@ -44,7 +44,7 @@ class Node:
         self._number, self._session = 0, uuid.uuid4().hex
 
     def call_keys(self, ask: KeyAsk, timeout_s: float, *, is_wait: bool = False) -> KeyAnswer:
-        assert is_wait == (ask.op is KeyOp.WAIT)
+        assert is_wait == (ask.op is KeyOp.WAIT) and timeout_s > 0
         with self.desk.changed:
             is_there = ask.op is not KeyOp.WAIT or self.desk.changed.wait_for(
                 lambda: ask.key in self.desk.store.keys and self.desk.store.keys[ask.key].version > ask.version,
@@ -222,6 +222,7 @@ def test_reports_survive_the_scheduler(compare: Compare, monkeypatch: pytest.Mon
                 records, desk.store = list(desk.store.snapshot()), KeyStore(2)
                 for record in records:
                     desk.store.apply(record)
+                assert b"samebits/preflight/report/0" in desk.store.keys
         answer = put(node, ask, timeout_s, is_wait=is_wait)
         if ask.op is KeyOp.PUT:
             other_reported.set()
@@ -348,3 +349,10 @@ def test_meeting_is_skipped_if_the_partner_has_finished(monkeypatch: pytest.Monk
     monkeypatch.setattr(node_comparison, "Group", lambda *args, **more: pytest.fail("it was formed"))
     check = node_comparison._Check(cast(Any, None), cast(Any, Node(desk, "0")), 0, 4, CPU)
     assert check._sum((0, 2), 0.0) == Sum(0.0, UNMET)
+
+
+def test_report_that_is_there_is_fetched_even_after_its_time() -> None:
+    desk = Desk()
+    Node(desk, "9").call_keys(KeyAsk(KeyOp.PUT, b"samebits/preflight/report/1", b"here"), 1.0)
+    check = node_comparison._Check(cast(Any, None), cast(Any, Node(desk, "0")), 0, 4, CPU)
+    assert check.take("report/1", 0.0).value == b"here"
