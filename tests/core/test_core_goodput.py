@@ -154,6 +154,19 @@ def test_redone_steps_are_a_lower_bound_if_no_worker_survived(known: int, slots:
     assert row.plain()["all_lost"] == (len(slots) == 2)
 
 
+def test_loss_that_an_earlier_scheduler_noticed_is_counted() -> None:
+    """It died before it wrote the event."""
+    retired = event(EventKind.RETIRED, 121, slot=1, node="1")
+    lost = event(EventKind.LOST, 120, slot=0, node="0")
+    events = [*START, event(EventKind.STEP, 110, 300), event(EventKind.SCHEDULER, 120), lost]
+    for found, text in (
+        ([retired], "any steps after step 300 redone"),
+        ([event(EventKind.LEFT, 121, slot=1, node="1"), retired], "no step redone"),
+    ):
+        (row,) = recoveries_of([*events, *found, *ALL_KILLED[7:]])
+        assert recovery_line(row).endswith(f", {text}")
+
+
 def test_job_that_ends_during_a_recovery_has_not_recovered_and_resumes_without_one() -> None:
     ended = [*START, *KILL[:3], event(EventKind.INTERRUPTED, 125, 150)]
     resumed = [

@@ -120,6 +120,7 @@ class Recoveries:
     _formed: int = 0  # members of the last generation
     _members: int = 0  # members of the last generation that trained
     _lost_slots: set[object] = field(default_factory=set)  # in the open recovery; the node if unknown
+    _left: set[str] = field(default_factory=set)  # nodes that left on purpose in the open recovery
     _has_left: bool = False  # whether a leaving node has left since every member trained
 
     def add(self, event: JobEvent) -> None:
@@ -186,6 +187,7 @@ class Recoveries:
         self._open = row
         self._absent.clear()
         self._lost_slots.clear()
+        self._left.clear()
         self._go_on(row, event)
 
     def _silent_ms(self, event: JobEvent, noticed_at: float) -> float:
@@ -210,10 +212,14 @@ class Recoveries:
                 row.step = max(row.step, event.step)
                 self._absent.add(event.more.get("slot"))
                 if not event.more.get("spare"):
-                    self._lost_slots.add(event.more.get("slot", event.node))
-                row.all_lost = 0 < self._members <= len(self._lost_slots)
-            case EventKind.LEFT | EventKind.RETIRED:
+                    self._count_lost(row, event)
+            case EventKind.LEFT:
                 self._absent.add(event.more.get("slot"))
+                self._left.add(event.node)
+            case EventKind.RETIRED:
+                self._absent.add(event.more.get("slot"))
+                if event.node not in self._left:  # an earlier scheduler may have noticed its loss
+                    self._count_lost(row, event)
             case EventKind.ROUND:
                 if row not in self.rows:  # the loss of a node that is not a member yet begins no recovery
                     self.rows.append(row)
@@ -233,6 +239,10 @@ class Recoveries:
                 row.step = max(row.step, row.restore_step, event.step)  # a survivor may know a later one by now
                 row.members = int(_number(event.more.get("members")))
                 row.last_to_join = str(event.more.get("last", ""))
+
+    def _count_lost(self, row: Recovery, event: JobEvent) -> None:
+        self._lost_slots.add(event.more.get("slot", event.node))
+        row.all_lost = 0 < self._members <= len(self._lost_slots)
 
     def _close(self, event: JobEvent) -> None:
         row, self._open, self._stage = self._open, None, _Training.TRAINED

@@ -325,6 +325,45 @@ def test_optimizer_continues_with_the_same_bits(make: Any, dtype: torch.dtype) -
         assert form_of(one.contents()) == form_of(contents)
 
 
+class Clipped(nn.Linear):
+    """Clips its weights when it loads them, but not in a step."""
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+
+
+class Scaled(nn.Linear):
+    """Saves ten times its weights, and divides what it loads."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = destination[f"{prefix}weight"] * 10
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        given = {**state_dict, f"{prefix}weight": state_dict[f"{prefix}weight"] / 10}
+        super()._load_from_state_dict(given, prefix, *args)
+
+
+def hooked(*sizes: int) -> nn.Linear:
+    def clip(module: nn.Linear, _: object) -> None:
+        module.weight.data.clamp_(-0.1, 0.1)
+
+    module = nn.Linear(*sizes)
+    module.register_load_state_dict_post_hook(clip)  # type: ignore[arg-type]
+    return module
+
+
+@pytest.mark.parametrize("made", [Clipped, Scaled, hooked])
+def test_module_that_converts_what_it_loads_gets_the_trained_weights_back(made: Any) -> None:
+    trained, fresh = made(3, 2), made(3, 2)
+    with torch.no_grad():
+        trained.weight.copy_(torch.tensor([[1.0, -2.0, 0.5], [4.0, 0.0, -8.0]]))
+    handlers.ModuleHandler(fresh).load(sent(handlers.ModuleHandler(trained).contents()))
+    assert torch.equal(fresh.weight, trained.weight)
+
+
 def test_parameter_of_another_dtype_or_layout_is_refused() -> None:
     plain, last = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     # as in points of earlier releases

@@ -213,6 +213,24 @@ class ModuleHandler(StateHandler):
                 given = contents.get(f"{prefix}.{name}" if prefix else name)
                 if isinstance(given, torch.Tensor) and buffer is not None and not _is_same_kind(buffer, given):
                     module._buffers[name] = value_trees.clone(given).to(buffer.device)
+        if any(map(_converts_what_it_loads, self.value.modules())):
+            self._put_back(contents)
+
+    def _put_back(self, contents: Mapping[str, Any]) -> None:
+        """Set the values that loading has changed, as a module does that clips its weights when it loads them.
+
+        Values that ``state_dict()`` converts are left alone, because loading converts them back.
+        """
+        saved = self.value.state_dict()
+        live = (self.value.named_parameters, self.value.named_buffers)
+        with torch.no_grad():
+            for name, one in itertools.chain(*(named(remove_duplicate=False) for named in live)):
+                given = contents.get(name)
+                if not isinstance(given, torch.Tensor) or not _share_memory(one, saved.get(name)):
+                    continue
+                is_same = _is_same_shard(one, given) if is_distributed(one) else given.shape == one.shape
+                if is_same and not torch.equal(local(one), local(given)):
+                    local(one).copy_(local(given))
 
     def _loadable(self, contents: Mapping[str, Any]) -> OrderedDict[str, Any]:
         loadable = OrderedDict(contents)
@@ -762,8 +780,10 @@ def _is_same_shard(parameter: Any, given: Any) -> bool:
 
 def _converts_what_it_loads(module: nn.Module) -> bool:
     """Return whether a module may change its values while it loads them."""
-    is_torchs = type(module)._load_from_state_dict.__module__.startswith("torch.")
-    return not is_torchs or bool(module._load_state_dict_pre_hooks)
+    functions: list[Any] = [type(module).load_state_dict, type(module)._load_from_state_dict]
+    for hook in (*module._load_state_dict_pre_hooks.values(), *module._load_state_dict_post_hooks.values()):
+        functions.append(getattr(hook, "hook", hook))  # torch wraps some hooks
+    return not all(str(getattr(one, "__module__", "")).startswith("torch.") for one in functions)
 
 
 def _has_extra_state(module: nn.Module) -> bool:
