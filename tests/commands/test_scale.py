@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from samebits.account.job_view import JobView, PresenceState
+from samebits.commands.drain import meant_by
 from samebits.commands.scale import check_removal, last_to_come, nodes_to_add, require_no_driver, standing
 from samebits.config import Settings
 from samebits.errors import UsageError
@@ -108,3 +109,14 @@ def test_add_and_remove_are_refused_with_discovered_hosts(option: str) -> None:
     require_no_driver(kept, option)
     with pytest.raises(UsageError, match=rf"^samebits scale {option}: .* Fix: `samebits scale N`"):
         require_no_driver(replace(kept, hosts={"0": "b"}), option)
+
+
+def test_a_worker_is_drained_by_its_number_after_it_was_replaced() -> None:
+    """Messages call 2.1 "worker 2 (second process)"."""
+    job = JobSpec(Path("/job"), "python", "train.py", (), {})
+    there = view(workers=(worker(0), worker(1), worker("2.1", pid=9, slot=2)))
+    assert meant_by(["2", "0"], there, job).nodes == ("2.1", "0")
+    both = changed(there, spares=(worker("1.1", pid=8, slot=None),))
+    assert meant_by(["1", "1.1"], both, job).nodes == ("1", "1.1")
+    with pytest.raises(UsageError, match="'3' is neither a live worker"):
+        meant_by(["3"], there, job)

@@ -16,6 +16,7 @@ from pathlib import Path
 from samebits.account.job_view import JobView, PresenceState
 from samebits.commands.scale import view_of
 from samebits.config import Settings
+from samebits.core.replacement_names import root_of
 from samebits.errors import UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.job_spec import JobSpec
@@ -87,7 +88,7 @@ class Meant:
 
 
 def meant_by(names: Sequence[str], view: JobView, kept: JobSpec) -> Meant:
-    """Return the nodes that these words name: a live node's ID, or a host with all its live nodes.
+    """Return the nodes that these words name: a live node or its live replacement, or a host with all its live nodes.
 
     Raises:
         UsageError: a word names no living node.
@@ -96,8 +97,9 @@ def meant_by(names: Sequence[str], view: JobView, kept: JobSpec) -> Meant:
     nodes: list[str] = []
     hosts: list[str] = []
     for name in names:
-        if any(one.node == name for one in alive):
-            nodes.append(name)
+        named = [one.node for one in alive if name in (one.node, root_of(one.node))]
+        if name in named or len(named) == 1:  # messages call the replacement 3.1 "worker 3 (second process)"
+            nodes.append(name if name in named else named[0])
             continue
         there = [one.node for one in alive if name in (kept.hosts.get(one.node), one.host, one.host.partition("#")[0])]
         is_known = name in kept.hosts.values() or name in kept.drained
