@@ -131,13 +131,17 @@ def test_setting_of_torch_that_changes_is_named(told: Told) -> None:
     assert text.splitlines()[found.place.line] == "def train(state):", "the line before it decorates the function"
 
 
-def test_change_between_two_looks_is_named_when_the_function_is_called_again(
-    told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``torch._ends_now`` ends the first call at step 10; no later look comes before."""
     monkeypatch.setattr(hidden_state, "_LATER", (100,))
     ends = iter([10])
     ends_now = Mock(side_effect=lambda step: step == 10 and next(ends, None) is not None)  # not followed: a library's
     monkeypatch.setattr(torch, "_ends_now", ends_now, raising=False)
+
+
+@pytest.mark.usefixtures("called_again")
+def test_change_between_two_looks_is_named_when_the_function_is_called_again(told: Told) -> None:
     text = script(
         top="norms = [1.0]",
         enter="h = 0.0",
@@ -283,13 +287,8 @@ def test_message_names_a_file_without_its_folder(told: Told) -> None:
     assert sentence_of([found]).endswith("Fix: keep the values that are read from it in TorchState(…)")
 
 
-def test_rate_that_changes_between_two_looks_is_named_when_the_function_takes_it_again(
-    told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hidden_state, "_LATER", (100,))
-    ends = iter([10])
-    ends_now = Mock(side_effect=lambda step: step == 10 and next(ends, None) is not None)  # not followed: a library's
-    monkeypatch.setattr(torch, "_ends_now", ends_now, raising=False)
+@pytest.mark.usefixtures("called_again")
+def test_rate_that_changes_between_two_looks_is_named_when_the_function_takes_it_again(told: Told) -> None:
     text = script(
         top="schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1000)",
         enter="base_lr = optimizer.param_groups[0]['lr']  # moved",
