@@ -89,10 +89,10 @@ def test_rank_held_while_the_groups_form_is_named_and_a_new_generation_forms(
     )
     replace(3)(held)
     place = r"sharded_script\.py:\d+ \(dist\.barrier\)"
-    others = r"workers 0, 1 and 3 wait for it at group/meshes\.py:\d+ \(\w+\)"
+    others = r"workers 0, 1 and 3 wait for it in \w+ #\d+"
     held.wait_for("scheduler", rf"no step for \d+ s: worker 2 still forms the generation's group at {place}, {others}")
     assert held.wait_finished() == expected
-    assert held.matches("scheduler", "generation 3 starts .* step 4 of generation 1, in the memory of ranks 0, 1 and 2")
+    assert held.matches("scheduler", "generation 3 starts .* step 4 of generation 1, in (every rank's|the) memory")
     assert not goes_back(held), held.tails()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -13,19 +14,18 @@ import torch
 from samebits.training.state.script.expressions import file_use, value_of
 from samebits.training.state.script.fingerprints import MISSING
 
-OPTIMIZER = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5, momentum=0.25)
-SCHEDULE = torch.optim.lr_scheduler.StepLR(OPTIMIZER, step_size=5)
-NAMES: dict[str, Any] = {
-    "optimizer": OPTIMIZER,
-    "schedule": SCHEDULE,
-    "args": argparse.Namespace(out="runs", name="a", number=3),
-    "out": Path("runs"),
-    "os": __import__("os"),
-}
-
 
 def look(name: str) -> Any:
-    return NAMES.get(name, MISSING)
+    """Return a new object, because other tests of this process may change all optimizers that there are."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5, momentum=0.25)
+    names = {
+        "optimizer": optimizer,
+        "schedule": torch.optim.lr_scheduler.StepLR(optimizer, step_size=5),
+        "args": argparse.Namespace(out="runs", name="a", number=3),
+        "out": Path("runs"),
+        "os": os,
+    }
+    return names.get(name, MISSING)
 
 
 def parsed(text: str) -> ast.expr:
