@@ -28,7 +28,7 @@ from samebits.core.point import Point
 from samebits.core.reports import LastWords
 from samebits.errors import SettingsError
 from samebits.launcher.progress_line import JsonScreen, Screen
-from samebits.printable import IN_LOGS, PrintableStream, printable, printable_lines
+from samebits.printable import IN_LOGS, PrintableStream, listed, printable, printable_lines
 from samebits.service import log
 from samebits.service.scheduling.unknown_peers import implausible
 from samebits.service.status import decision, process_ended, stop_request
@@ -220,3 +220,10 @@ def test_error_that_names_such_a_file_is_harmless(here: Path, capfdbinary: pytes
     assert main(["ranktable", "check", "\x1b[31m\udce9"]) == SettingsError.exit_code
     said = capfdbinary.readouterr().err
     assert is_harmless(said) and b"\\u001b[31m\\udce9 cannot be read" in said
+
+
+@pytest.mark.parametrize(
+    ("names", "text"), [("a", "a"), ("ab", "a and b"), ("abc", "a, b and c"), ("abcdef", "a, b, c and 3 more")]
+)
+def test_long_list_ends_with_the_number_of_the_others(names: str, text: str) -> None:
+    assert listed(names, 3) == text

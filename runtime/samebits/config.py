@@ -522,6 +522,10 @@ _OF_A_TERMINAL = (
 """Patterns of variables that differ between two terminals of one user."""
 
 
+MOST_NAMED = 6
+"""The most variables that a message names."""
+
+
 def changed_names(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return the names of variables that differ between two environments, without those of a terminal."""
     names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))

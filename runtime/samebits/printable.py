@@ -22,9 +22,12 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def listed(names: Iterable[object]) -> str:
-    """Return ``0``, ``0 and 1`` or ``0, 1 and 3``."""
-    *first, last = map(str, names)
+def listed(names: Iterable[object], most: int | None = None) -> str:
+    """Return ``0``, ``0 and 1`` or ``0, 1 and 3``; beyond ``most`` names, ``0, 1 and 5 more``."""
+    texts = [*map(str, names)]
+    if most is not None and len(texts) > most:
+        texts[most:] = [f"{len(texts) - most} more"]
+    *first, last = texts
     return f"{', '.join(first)} and {last}" if first else last
 
 

@@ -49,8 +49,6 @@ from samebits.store.owner import read_owner
 from samebits.store.process_identity import ProcessIdentity, host_id
 
 TERM_GRACE_S = 5.0
-NAMED = 6
-"""The most variables that a message names."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -314,8 +312,7 @@ def environment_change(kept: JobSpec, present: Mapping[str, str]) -> str:
     names = config.changed_names(kept.other_variables, job_spec.digests_of_others(present))
     if not names:
         return ""
-    more = len(names) - NAMED
-    named = listed([*names[:NAMED], *([f"{more} more"] if more > 0 else [])])
+    named = listed(names, config.MOST_NAMED)
     return (
         f"{named} {'differs' if len(names) == 1 else 'differ'} from the environment in which the job was started: "
         "processes that this command starts get the present values. Fix: if the script reads one of them, export the "

@@ -54,8 +54,6 @@ SHORT_S, MOST_SHORT = 60.0, 5
 ANSWER_S, FIRST_ANSWER_S = 5.0, 1.0
 """Seconds from a signal until the command ends although Ray has no place for host 0. The second one applies if host 0
 has not answered this command before."""
-NAMED = 6
-"""The most variables that a message names."""
 OUTPUT = "run"
 """The name, in each host's log folder, of the log with the output of the host's command."""
 _NONCE_FILE = "ray-start"
@@ -469,8 +467,7 @@ def _say_what_differs(folder: Path) -> None:
     names = config.changed_names(started, present)
     if not names:
         return
-    more = len(names) - NAMED
-    named = listed([*names[:NAMED], *([f"{more} more"] if more > 0 else [])])
+    named = listed(names, config.MOST_NAMED)
     _say(
         f"the job keeps the environment of its start; this command's differs in {named}. Fix: to change one, end the "
         f"job, edit {path}, and repeat this command; --fresh starts over with this command's environment"
