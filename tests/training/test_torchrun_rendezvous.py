@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import signal
 import subprocess
 import sys
@@ -235,6 +236,25 @@ def test_a_node_whose_workers_followed_another_ones_failure_ends_with_one_status
     assert (ends(first, 0, 1), failing.result(WAIT_S)) == (78, 1)
     told = [line for line in said if "first cause: " in line and "global rank 1 (pid 8) ended with status 3" in line]
     assert len(told) == 2, said
+
+
+@pytest.mark.parametrize(
+    ("status", "has_raised", "told"),
+    [
+        (1, True, ("ended with status 1, ValueError: no number", 1)),
+        (-6, True, ("ended by signal 6, ValueError: no number", 1)),
+        (-6, False, ("was killed by signal 6", 134)),
+    ],
+)
+def test_error_is_the_cause_even_if_the_exiting_process_was_aborted(
+    tmp_path: Path, status: int, has_raised: bool, told: tuple[str, int]
+) -> None:
+    """torch's threads may abort an interpreter that exits after an error."""
+    file = tmp_path / "error.json"
+    if has_raised:
+        file.write_text(json.dumps({"message": {"message": "ValueError: no number", "extraInfo": {"timestamp": "1"}}}))
+    error = ChildFailedError("train.py", {1: ProcessFailure(0, 8, status, str(file))})
+    assert torchrun._cause_in(error) == (f"global rank 1 (pid 8) {told[0]}", told[1])
 
 
 def test_an_interrupted_agent_which_torch_does_not_shut_down_leaves_at_once(

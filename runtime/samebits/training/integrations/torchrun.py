@@ -468,10 +468,12 @@ def _end_with_first_cause(error: ChildFailedError, verdict: SameBitsError) -> No
 def _cause_in(error: ChildFailedError) -> tuple[str, int]:
     """Return how the first worker failed, as a sentence and as a shell's exit status."""
     rank, failure = error.get_first_failure()
-    if failure.exitcode < 0:
-        how, status = f"was killed by signal {-failure.exitcode}", 128 - failure.exitcode
-    else:
+    if failure.exitcode >= 0:
         how, status = f"ended with status {failure.exitcode}{_told_by(failure)}", failure.exitcode
+    elif told := _told_by(failure):  # it raised an error, and then torch's threads aborted the exiting interpreter
+        how, status = f"ended by signal {-failure.exitcode}{told}", 1
+    else:
+        how, status = f"was killed by signal {-failure.exitcode}", 128 - failure.exitcode
     return f"global rank {rank} (pid {failure.pid}) {how}", status
 
 
