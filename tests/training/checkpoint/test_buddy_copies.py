@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -103,6 +104,16 @@ def wait_until(found: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+@contextlib.contextmanager
+def suspended(pid: int) -> Iterator[None]:
+    """Suspend a process, which could not end otherwise, for this block only."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def exchanged(ranks: tuple[Rank, Rank], *steps: int) -> None:
     """Let both ranks save these points and keep each other's."""
     ranks[0].exchange(ranks[1])
@@ -167,8 +178,7 @@ def test_stalled_buddy_delays_no_save_and_is_reported_once(
     ranks: tuple[Rank, Rank], caplog: pytest.LogCaptureFixture
 ) -> None:
     exchanged(ranks, 1)
-    os.kill(ranks[1].writer(), signal.SIGSTOP)
-    try:
+    with suspended(ranks[1].writer()):
         for step in range(2, 6):
             ranks[0].save(step, 200_000)
             ranks[0].checkpoints.flush()
@@ -185,8 +195,6 @@ def test_stalled_buddy_delays_no_save_and_is_reported_once(
             "the newest checkpoint has no copy at this rank's buddy: rank 1 has not answered for 10 s"
         )
         assert "buddy_copies=False" in said
-    finally:
-        os.kill(ranks[1].writer(), signal.SIGCONT)
     ranks[0].save(6)
     wait_until(lambda: 6 in ranks[1].kept())
 
@@ -200,13 +208,11 @@ def test_stalled_buddy_delays_no_save_and_is_reported_once(
 
 def test_point_is_handed_over_once_the_buddy_has_all_of_it(ranks: tuple[Rank, Rank]) -> None:
     exchanged(ranks, 1)
-    os.kill(ranks[1].writer(), signal.SIGSTOP)
-    ranks[0].save(2, 200_000)
-    ranks[0].checkpoints.flush()
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, suspended(ranks[1].writer()):
+        ranks[0].save(2, 200_000)
+        ranks[0].checkpoints.flush()
         handing_over = pool.submit(ranks[0].checkpoints.hand_over, Point(2, 1))
-        os.kill(ranks[1].writer(), signal.SIGCONT)
-        assert handing_over.result(WAIT_S) == ""
+    assert handing_over.result(WAIT_S) == ""
     assert 2 in ranks[1].kept()
     assert ranks[0].checkpoints.hand_over(Point(2, 1)) == ""
 
@@ -216,11 +222,10 @@ def test_process_does_not_leave_its_point_to_nobody(ranks: tuple[Rank, Rank], mo
     assert ranks[0].checkpoints.hand_over(Point(1, 1)) == "no copies are sent"
     exchanged(ranks, 1)
     assert ranks[0].checkpoints.hand_over(Point(2, 1)) == "it was not copied to memory first"
-    os.kill(ranks[1].writer(), signal.SIGSTOP)
-    ranks[0].save(2)
-    ranks[0].checkpoints.flush()
-    assert ranks[0].checkpoints.hand_over(Point(2, 1)) == "no confirmation within 0.2 s"
-    os.kill(ranks[1].writer(), signal.SIGCONT)
+    with suspended(ranks[1].writer()):
+        ranks[0].save(2)
+        ranks[0].checkpoints.flush()
+        assert ranks[0].checkpoints.hand_over(Point(2, 1)) == "no confirmation within 0.2 s"
 
 
 def test_killed_writer_is_replaced_by_one_that_copies(ranks: tuple[Rank, Rank]) -> None:
