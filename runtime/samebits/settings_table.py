@@ -688,13 +688,13 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "CONSISTENCY", "consistency", _CONSISTENCY, "majority:50", _EQUAL,
-        "What happens if ranks whose states were equal differ. `majority`: if more than half agree, all ranks "
-        "return to the point at which all were equal; `leader`: rank 0 counts as correct, and all ranks return; "
-        "`stop`: the job ends. The number is the steps between comparisons of all ranks' weights, moments and "
-        "positions. These are hashed while the next steps run, and a copy of the last state in which all ranks "
-        "were equal is kept in memory. At the same commits, each rank checks that its shards do not change "
-        "before the next step. `majority:auto`: comparisons take at most 1 % of training time; `majority:0`: "
-        "ranks are compared only at saves and at the end, and nothing is repaired.",
+        "What happens if ranks whose states were equal differ. `majority`: all ranks return to the point at which "
+        "all were equal, and a rank that differs from more than half of them is blamed; `leader`: the same, but "
+        "rank 0 counts as correct; `stop`: the job ends. The number is the steps between comparisons of all ranks' "
+        "weights, moments and positions. These are hashed while the next steps run, and a copy of the last state "
+        "in which all ranks were equal is kept in memory. At the same commits, each rank checks that its shards do "
+        "not change before the next step. `majority:auto`: comparisons take at most 1 % of training time; "
+        "`majority:0`: ranks are compared only at saves and at the end, and nothing is repaired.",
         scope=Scope.JOB,
     ),
     Variable(

@@ -184,17 +184,13 @@ def test_the_differing_rank_takes_its_state_from_the_others(size: int, trust: Tr
 
 
 @pytest.mark.parametrize("values", [b"ab", b"aabb", b"abc", b"aabbc", b"aabc"])
-def test_without_a_majority_only_a_leader_is_trusted(values: bytes) -> None:
+def test_without_a_majority_all_roll_back_and_none_is_suspected(values: bytes) -> None:
     difference = found(*(bytes([one]) for one in values))
-    decision = decide(difference, Trust.MAJORITY)
-    assert isinstance(decision, Stop) and decision.why.startswith("no majority: rank 0")
+    assert decide(difference, Trust.MAJORITY) == GoBack(BACK, ())
+    again = [Repair(100, 50, difference.values)]
+    assert isinstance(decide(difference, Trust.MAJORITY, again), Stop), "the result was the same"
     leader = decide(difference, Trust.LEADER)
     assert isinstance(leader, GoBack) and 0 not in leader.suspects and leader.to == BACK
-
-
-def test_two_against_two_is_reported() -> None:
-    decision = decide(found(b"a", b"b", b"a", b"b"), Trust.MAJORITY)
-    assert decision == Stop("no majority: rank 0, 2 against rank 1, 3, so it is unknown which is right")
 
 
 def test_ranks_that_were_never_equal_point_to_the_script() -> None:
@@ -230,7 +226,7 @@ def test_rank_that_took_anothers_state_is_no_witness_of_it() -> None:
     assert decide(difference, Trust.MAJORITY, (), {0: a, 1: b, 2: b, 3: ("3", 2)}) == GoBack(BACK, (1, 2))
     most = found(b"x", b"a", b"x")
     assert decide(most, Trust.MAJORITY) == GoBack(BACK, (1,))
-    assert isinstance(decide(most, Trust.MAJORITY, (), {0: a, 1: b, 2: a}), Stop)
+    assert decide(most, Trust.MAJORITY, (), {0: a, 1: b, 2: a}) == GoBack(BACK, ())
 
 
 def test_loss_of_the_rank_that_could_decide_rolls_all_back_and_names_none() -> None:
@@ -343,17 +339,79 @@ def test_rank_that_does_not_send_its_parts_is_not_waited_for() -> None:
     assert record is not None and "first in" not in record.text and record.suspects == (("2", 1),)
 
 
-def test_two_against_two_ends_the_job() -> None:
+def test_two_against_two_roll_back_without_a_suspect() -> None:
     house = house_of(4)
     all_say(house, 50)
     all_say(house, 100, "1", "3")
     explain(house, 100, "1", "3")
-    (record,) = [one for one in house.journal if isinstance(one, JobInterrupted)]
-    assert record.kind is EndKind.UNEQUAL
-    assert record.cause.startswith("the ranks are not equal after step 100: rank 1, 3 differs from rank 0, 2, first in")
-    assert record.cause.endswith(
-        "Not repaired: no majority: rank 0, 2 against rank 1, 3, so it is unknown which is right"
+    record = house.core.state.rolled_back
+    assert record is not None and record.to == BACK and not record.suspects
+    assert record.text.startswith("rank 0, 2 differs from rank 1, 3 after step 100, first in model.linear.weight, ")
+    assert "and without a majority it is unknown which is wrong; all ranks roll back to step 50" in record.text
+
+
+# ---- shards
+
+
+def tells_shards(house: House, step: int, *odd: int, shards: int = 2, commits: int | None = None) -> None:
+    """Report equal states, whose shards are equal too except on these ranks."""
+    for rank, node in enumerate(sorted(house.core.state.by_slot.values())):
+        credential, key = house.credential(node), rank % shards
+        point = Point(step, house.core.state.generation_number)
+        part = Part(PartKind.SHARD, "model.linear.weight", f"{key}{rank in odd}")
+        digest = Digest(
+            point, commits or step, b"same", parts=(part,), key=(key,), held=b"odd" if rank in odd else b"%d" % key
+        )
+        house.receive(credential.session, ReportEnvelope(credential, Digests((digest,))))
+
+
+def test_shards_are_compared_between_the_ranks_that_hold_them() -> None:
+    house = house_of(6)
+    tells_shards(house, 50)
+    assert house.core.state.rolled_back is None and house.core._equality.is_equal(BACK)
+    tells_shards(house, 100, 3)
+    record = house.core.state.rolled_back
+    assert record is not None and record.to == BACK and record.suspects == (("3", 1),)
+    assert (
+        record.text.startswith("rank 3 (worker 3, ")
+        and " differs from rank 1, 5 after step 100, first in" in record.text
     )
+
+
+def test_of_two_replicas_of_a_shard_none_is_suspected() -> None:
+    house = house_of(4)
+    tells_shards(house, 50)
+    tells_shards(house, 100, 3)
+    record = house.core.state.rolled_back
+    assert record is not None and record.to == BACK and not record.suspects
+    assert record.text.startswith("rank 1 differs from rank 3 after step 100, first in model.linear.weight, since")
+
+
+def test_equal_values_of_other_shards_are_not_compared() -> None:
+    """A rank whose shard got the value of another shard differs from its own replica."""
+    house = house_of(4)
+    tells_shards(house, 50)
+    for rank in range(4):
+        credential = house.credential(str(rank))
+        digest = Digest(Point(100, 1), 100, b"same", key=(rank % 2,), held=b"1" if rank == 2 else b"%d" % (rank % 2))
+        house.receive(credential.session, ReportEnvelope(credential, Digests((digest,))))
+    house.tick(EXPLAIN_S)
+    record = house.core.state.rolled_back
+    assert record is not None and record.text.startswith("rank 0 differs from rank 2 after step 100")
+
+
+def test_job_is_not_finished_if_final_shards_differ() -> None:
+    house = house_of(4)
+    tells_shards(house, 50)
+    tells_shards(house, 60, 2, commits=FINAL)
+    assert not house.core._equality.is_final_equal and house.core.state.rolled_back is not None
+
+
+def test_parts_of_shards_are_not_compared_between_other_shards() -> None:
+    one = Digest(BACK, 1, b"a", parts=(Part(PartKind.SHARD, "w", "1"), Part(PartKind.STEPS, "s", "1")), key=(0,))
+    other = Digest(BACK, 1, b"b", parts=(Part(PartKind.SHARD, "w", "2"), Part(PartKind.STEPS, "s", "2")), key=(1,))
+    found = RankDifference(judge({0: b"a", 1: b"b"}), one, other, {0: b"a", 1: b"b"}, None)
+    assert found.first_part() == "s (1 on rank 0, 2 on rank 1)"
 
 
 def test_round_asks_again_members_that_joined_with_later_points() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from samebits.core.agent.agent_core import AgentCore, AgentPolicy
 from samebits.core.agent.agent_events import (
@@ -33,7 +33,7 @@ from samebits.core.agent.agent_events import (
     Trains,
 )
 from samebits.core.ledger import Policy, Trust
-from samebits.core.messages import FromScheduler, FromWorker, GenerationStarted, Holdings, Process
+from samebits.core.messages import FromScheduler, FromWorker, GenerationStarted, Holdings, Process, Sharding
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobInterrupted, Record, RolledBack
 from samebits.core.reports import FINAL, Digest, Digests, SavedPoints
@@ -62,6 +62,12 @@ class Plan:
     trust: Trust = Trust.MAJORITY
     dies_meanwhile: bool = False  # the scheduler, while all are to roll back
     dies_behind_flip: bool = False  # another rank than the flipped one, before any comparison
+    shards: int = 0  # parts of the state, each held by every size/shards-th rank; 0: every rank holds all of it
+
+    @property
+    def replicas(self) -> int:
+        """Return how many ranks hold the same part."""
+        return self.size // max(1, self.shards)
 
 
 def drawn(seed: int) -> Plan:
@@ -78,17 +84,34 @@ def drawn(seed: int) -> Plan:
     return Plan(size, flips, deaths, rank_dies, dies_meanwhile=meanwhile, dies_behind_flip=behind)
 
 
+def drawn_with_shards(seed: int) -> Plan:
+    """Draw a plan in which two or three ranks hold each shard.
+
+    If the second of two replicas dies, its successor takes the shard of the first, and none can tell that it flipped.
+    """
+    draw = random.Random(seed)
+    shards, replicas = draw.choice(((2, 2), (3, 2), (2, 3)))
+    plan = drawn(seed)
+    dies_behind = plan.dies_behind_flip and replicas > 2
+    return replace(plan, size=shards * replicas, shards=shards, dies_behind_flip=dies_behind)
+
+
 def mixed(*numbers: int) -> int:
     """Return a number made of these."""
     return hash(numbers) & (2**61 - 1)
 
 
-def chain(size: int) -> list[int]:
-    """Return the undisturbed run: each step's number."""
-    numbers = [1]
+def chain(plan: Plan) -> list[list[int]]:
+    """Return the undisturbed run: each step's numbers, by rank."""
+    numbers = [[initial(rank, plan) for rank in range(plan.size)]]
     for _ in range(LAST):
-        numbers.append(mixed(numbers[-1], *[numbers[-1]] * size))
+        numbers.append([mixed(number, *numbers[-1]) for number in numbers[-1]])
     return numbers
+
+
+def initial(rank: int, plan: Plan) -> int:
+    """Return the number with which a rank begins, which is that of its shard."""
+    return 1 + (rank % plan.shards if plan.shards else 0)
 
 
 @dataclass
@@ -132,7 +155,7 @@ class ConsistencyWorld:
         )
         self.now = 100.0
         self.journal: list[Record] = []
-        self.right = chain(plan.size)
+        self.right = chain(plan)
         self._to_flip = set(plan.flips)
         self.flipped: list[tuple[int, int]] = []
         self._kills = 1 if plan.rank_dies else 0
@@ -230,6 +253,9 @@ class ConsistencyWorld:
                     live=live,
                     commits=rank.step,
                     back_to=rank.back_to,
+                    sharding=Sharding((self.plan.replicas, self.plan.shards), (True, False))
+                    if self.plan.shards
+                    else None,
                 )
             ),
         )
@@ -269,7 +295,7 @@ class ConsistencyWorld:
         for rank, place in zip(self.ranks, places, strict=True):
             assert place is not None
             if restore is None:
-                rank.number, rank.step = 1, 0
+                rank.number, rank.step = initial(rank.node, self.plan), 0
                 rank.point = Point(0, place.generation)
             else:
                 if numbers[place.source] < 0:
@@ -281,7 +307,8 @@ class ConsistencyWorld:
             self._tell(rank, Trains(place.generation))
             if restore is None:
                 self._save(rank)
-        self._are_unlike = len({rank.number for rank in self.ranks}) > 1
+        by_shard = {(initial(rank.node, self.plan), rank.number) for rank in self.ranks}
+        self._are_unlike = len(by_shard) > max(1, self.plan.shards)
         for rank in self.ranks if self._are_unlike else ():
             assert rank.place is not None
             rank.point, point = Point(rank.step, rank.place.generation), rank.point
@@ -320,19 +347,23 @@ class ConsistencyWorld:
     def _compare(self, rank: Rank) -> None:
         assert rank.place is not None and rank.point is not None
         begun = 0 if rank.place.restore is None else rank.place.restore.step
-        is_kept = rank.step == begun + 1 or rank.step % EVERY == 0
+        is_due = rank.step == begun + 1 or rank.step % EVERY == 0
+        is_kept = is_due and not self.plan.shards  # shards are restored from disks
         if is_kept:
             if len(rank.kept) == KEPT:
                 rank.kept.pop()
             rank.kept.append((rank.point, rank.number))
-        if is_kept or rank.step <= begun + FIRST:
+        if is_due or rank.step <= begun + FIRST:
             rank.late.append(self._digest(rank, rank.step, is_kept=is_kept))
         if rank.late and self._draw.random() < 0.6:  # the hashing thread is done now, or later
             self._report(rank, rank.late)
 
     def _digest(self, rank: Rank, commits: int, *, is_kept: bool = False) -> Digest:
         assert rank.point is not None
-        return Digest(rank.point, commits, rank.number.to_bytes(8, "big"), is_kept=is_kept)
+        number = rank.number.to_bytes(8, "big")
+        if self.plan.shards:
+            return Digest(rank.point, commits, b"", key=(rank.node % self.plan.shards,), held=number)
+        return Digest(rank.point, commits, number, is_kept=is_kept)
 
     def _report(self, rank: Rank, new: list[Digest]) -> None:
         told = [*rank.digests, *rank.late, *(one for one in new if one not in rank.late)]
@@ -347,8 +378,8 @@ class ConsistencyWorld:
         if isinstance(record, RolledBack) and self.plan.trust is Trust.MAJORITY and not self.plan.rank_dies:
             self._check_named(record)
         if isinstance(record, GenerationCommitted) and record.restore is not None and self._is_mended():
-            by_place = {rank.number for rank in self.ranks if rank.point == record.restore}
-            if by_place and by_place != {self.right[record.restore.step]}:
+            right = self.right[record.restore.step]
+            if any(rank.number != right[rank.node] for rank in self.ranks if rank.point == record.restore):
                 raise Wrong(f"all begin again from step {record.restore.step}, which is not the undisturbed run's")
 
     def _is_mended(self) -> bool:
@@ -360,7 +391,9 @@ class ConsistencyWorld:
         nodes = {int(node) for node, _ in record.suspects}
         if self.plan.dies_behind_flip and (not nodes or any(rank in nodes for rank, _ in self.flipped)):
             return  # a newcomer may have taken the flipped state, or the rank that could tell is gone
-        if 2 * len(nodes) >= self.plan.size:
+        if not nodes and self.plan.replicas in (2, 4):
+            return  # two against two
+        if 2 * len(nodes) >= self.plan.replicas:
             raise Wrong("a minority was believed")
         steps = [step for rank, step in self.flipped if rank in nodes and record.to.step <= step < record.step]
         if not steps:
@@ -410,7 +443,7 @@ class ConsistencyWorld:
         ended = [record.cause for record in self.journal if isinstance(record, JobInterrupted)]
         if ended:
             raise Wrong(f"the job ended: {ended[0]}")
-        if {rank.number for rank in self.ranks} != {self.right[LAST]}:
+        if [rank.number for rank in self.ranks] != self.right[LAST]:
             raise Wrong("the end is not the undisturbed run's")
 
 

@@ -10,15 +10,16 @@ import pytest
 from samebits.core.ledger import Trust, Witnesses
 from samebits.core.messages import ReportEnvelope
 from samebits.core.point import Point
-from samebits.core.records import JobInterrupted, Record, RolledBack
+from samebits.core.records import Record, RolledBack
 from samebits.core.reports import Digests
 from samebits.core.rounds.rendezvous import Rendezvous
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.state import JobState, Seat
+from samebits.core.values import replace
 from samebits.core.watch import consistency
 from samebits.core.watch.consistency import ConsistencyJudge
 from samebits.core.watch.equality import Equality, RankDifference
-from tests.simulation.consistency_world import ConsistencyWorld, Plan, Wrong, drawn, hunt
+from tests.simulation.consistency_world import ConsistencyWorld, Plan, drawn, drawn_with_shards, hunt
 
 SEEDS = 60
 
@@ -45,13 +46,23 @@ def test_thousands_of_worlds() -> None:
         ConsistencyWorld(seed, drawn(seed)).run()
 
 
-def test_only_two_against_two_ends_the_job() -> None:
+def test_two_against_two_roll_back_without_a_suspect() -> None:
     for seed in range(20):
         world = ConsistencyWorld(seed, Plan(4, ((1, 10), (3, 10))))
-        with pytest.raises(Wrong, match=r"the job ended: .*no majority: rank 0, 2 against rank 1, 3"):
-            world.run()
-        (record,) = [one for one in world.journal if isinstance(one, JobInterrupted)]
-        assert "after step 14" in record.cause
+        world.run()
+        (record,) = [one for one in world.journal if isinstance(one, RolledBack)]
+        assert record.step == 14 and not record.suspects
+
+
+def test_every_flip_in_a_shard_is_found_and_repaired() -> None:
+    named = 0
+    for seed in range(SEEDS // 2):
+        world = ConsistencyWorld(seed, drawn_with_shards(seed))
+        world.run()
+        rollbacks = [one for one in world.journal if isinstance(one, RolledBack)]
+        assert bool(rollbacks) == bool(world.flipped)
+        named += any(one.suspects for one in rollbacks)
+    assert named > SEEDS // 12, "with three replicas"
 
 
 def test_two_replicas_suffice_with_a_leader() -> None:
@@ -80,6 +91,13 @@ class _ComparesTheFirstTwo(Equality):
     def _is_equal(self, key: Any) -> bool:
         values = [told[key].shared for teller, told in sorted(self._told.items())[:2] if key in told]
         return len(self._told) == len(self._rank_of) and len(set(values)) == 1
+
+
+class _IgnoresShards(Equality):
+    """Compares only what all ranks hold."""
+
+    def take(self, seat: Seat, body: Digests, said: ReportEnvelope) -> None:
+        super().take(seat, Digests(tuple(replace(one, held=b"") for one in body.digests)), said)
 
 
 class _NeverAnswers(Equality):
@@ -119,6 +137,10 @@ MUTANTS: Mapping[str, type[SchedulerCore]] = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_broken_build_is_noticed(name: str) -> None:
     assert hunt(MUTANTS[name], range(SEEDS)) is not None
+
+
+def test_build_that_ignores_shards_is_noticed() -> None:
+    assert hunt(broken(_equality=_IgnoresShards), range(SEEDS), drawn_with_shards) is not None
 
 
 def _without_going_back(records: Iterable[Record]) -> JobState:

@@ -171,9 +171,11 @@ def whole_sha256(model: nn.Module) -> str:
 
 
 def flip(model: Layers, optimizer: torch.optim.Optimizer, what: str) -> None:
-    """Flip a bit of this rank's shard of a weight, or of its ``exp_avg``, without a trace."""
+    """Flip a bit of this rank's shard of a weight, its ``exp_avg`` or its reduced gradient, without a trace."""
     weight = model.second.weight
-    shard = (optimizer.state[weight]["exp_avg"] if what == "moment" else weight).to_local()
+    shard = {"weight": weight, "moment": optimizer.state[weight].get("exp_avg"), "gradient": weight.grad}[
+        what
+    ].to_local()
     ctypes.c_uint32.from_address(shard.data_ptr()).value ^= 1 << 20
     print(f"flipped a bit of a {what}", flush=True)
 
@@ -236,6 +238,11 @@ def main() -> None:
     if args.begin_with is not None:
         samebits.elastic.load_dcp(state, args.begin_with)
 
+    def flip_at(step: int, *kinds: str) -> None:
+        for one in [one for one in flips if one[:2] == [str(samebits.get_rank()), str(step)] and one[2] in kinds]:
+            flips.remove(one)
+            flip(model, optimizer, one[2])
+
     @samebits.elastic.run
     def train(state: samebits.elastic.TorchState) -> str:
         while state.step < args.steps:
@@ -249,6 +256,7 @@ def main() -> None:
                 if f"{samebits.get_rank()}:reduced:{state.step + 1}" in args.kill and state.step + 1 == args.hold:
                     wait_until_shard_0_is_held(args.marks, args.hold)
                 points.here("reduced", state.step + 1)
+                flip_at(state.step + 1, "gradient")
                 if state.step % 2 == 0:
                     nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a collective of DTensors' own
                 optimizer.step()
@@ -262,9 +270,7 @@ def main() -> None:
                 points.here("stepped", state.step)
                 state.commit()
                 points.here("committed", state.step)
-                for one in [one for one in flips if one[:2] == [str(samebits.get_rank()), str(state.step)]]:
-                    flips.remove(one)
-                    flip(model, optimizer, one[2])
+                flip_at(state.step, "weight", "moment")
                 print(f"epoch {state.epoch} step {state.step} loss {loss.item():.6f} at 0", flush=True)
                 if state.step == args.steps:
                     break

@@ -73,13 +73,21 @@ def test_weight_that_is_not_a_number_is_named_before_all_ranks_are_equal_again(
 
 
 @pytest.mark.thorough
-def test_two_against_two_ends_the_job_with_a_message(new_job: Callable[..., Job]) -> None:
-    job = new_job("--flip", "1:17", "--flip", "3:17", script=SCRIPT, workers=4, settings=COMPARED)
+@pytest.mark.parametrize(("workers", "flipped", "groups"), [(2, (1,), ("0", "1")), (4, (1, 3), ("0, 2", "1, 3"))])
+def test_without_a_majority_all_roll_back_and_the_result_is_undisturbed(
+    new_job: Callable[..., Job],
+    undisturbed: Callable[..., str],
+    workers: int,
+    flipped: tuple[int, ...],
+    groups: tuple[str, str],
+) -> None:
+    flips = [word for rank in flipped for word in ("--flip", f"{rank}:17")]
+    job = new_job(*flips, script=SCRIPT, workers=workers, settings=COMPARED)
     job.start()
-    assert set(job.wait_ended().values()) == {UnequalError.exit_code}, job.tails()
-    (said,) = job.matches("scheduler", "the job ends: .*Not repaired: no majority: rank 0, 2 against rank 1, 3")
-    print(said.string)
-    assert not any(job.finals_of(job.log(rank)) for rank in job.ranks)
+    assert job.wait_finished() == undisturbed(script=SCRIPT, workers=workers)
+    assert job.matches(
+        "scheduler", f"rank {groups[0]} differs from rank {groups[1]} .* without a majority it is unknown which"
+    )
 
 
 @pytest.mark.thorough

@@ -79,6 +79,23 @@ def test_a_kill_that_leaves_the_shards_at_different_steps_costs_one_step(
     assert [(found[1], found[2]) for found in goes_back(held)] in ([], [("9", "8")])  # rank 1 may have committed it
 
 
+@pytest.mark.parametrize(
+    ("at", "seen", "to"),
+    [("8:gradient", "after step 10", 5), ("18:gradient", "at the end, step 20|after step 20", 15), ("7:moment", "", 5)],
+)
+def test_flip_that_a_replicas_shard_does_not_have_is_found_and_changes_no_bit(
+    new_job: Callable[..., Job], expected: str, at: str, seen: str, to: int
+) -> None:
+    """The optimizer applies a flipped gradient of rank 3, so only the comparison with rank 1's shard can show it."""
+    job = new_job(*TRAINED, "--flip", f"3:{at}", script=SCRIPT, settings={"REGISTER_COOLDOWN": "0"})
+    job.start()
+    assert job.wait_finished() == expected
+    (said,) = job.matches(
+        "scheduler", r"rank 1 differs from rank 3 (.*), first in (.*), since .*all ranks roll back to step (\d+)"
+    )
+    assert re.search(seen, said[1]) and "second.weight" in said[2] and int(said[3]) == to, said.string
+
+
 def test_rank_held_while_the_groups_form_is_named_and_a_new_generation_forms(
     new_job: Callable[..., Job], tmp_path: Path, expected: str
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from samebits.core.point import Point
 from samebits.core.values import (
     Count,
+    Few,
     Finite,
     Hash,
     Id,
@@ -223,6 +224,7 @@ class PartKind(enum.IntEnum):
     SHARED = 5  # marked as shared by a user-defined state
     LOOSE = 6  # everything else, which may differ
     SETTING = 7  # of an optimizer's parameter group, such as its learning rate
+    SHARD = 8  # a shard, or one of its moments, that other ranks hold too
 
 
 class Part(NamedTuple):
@@ -243,6 +245,8 @@ class Digest(Value, frozen=True):
     averages: bool = True  # a wrapper that averages gradients is in use
     parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_PARTS)] = ()  # only if they were requested
     is_kept: bool = False  # the rank keeps a copy of that state
+    key: Few[Count] = ()  # the rank's replica key: ranks with an equal one hold the same shards
+    held: Hash = b""  # of these shards; b"": it has none, or no other rank holds them
 
 
 class Digests(Body, frozen=True, tag=11):

@@ -39,7 +39,10 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class GoBack:
-    """Decision: all ranks roll back to ``to``. If ``suspects`` are known, they copy that state from the others."""
+    """Decision: all ranks roll back to ``to``. If ``suspects`` are known, they copy that state from the others.
+
+    If no group is larger than all others together, none is suspected: each rank rolls back to its own copy.
+    """
 
     to: Point
     suspects: tuple[int, ...]
@@ -57,8 +60,8 @@ def decide(
 ) -> GoBack | Stop:
     """Decide how to handle a difference, given the repairs made so far.
 
-    If a generation has begun since all ranks were equal, a rank that held the correct state may be lost. In that case
-    no group needs to be trusted: each rank rolls back to its own copy.
+    Without a majority, no group needs to be trusted: every rank's copy was found equal when it was made. If ranks have
+    been equal only before their first step, the script is the likely cause.
 
     Args:
         found: the difference.
@@ -71,8 +74,8 @@ def decide(
         was_equal = equal is not None and equal.step > 0 and trust is Trust.STOP
         return Stop("no rollback (CONSISTENCY=stop)" if was_equal else "")
     believed = _believed(judgement, trust, origins or {})
-    if believed is None and equal.generation == found.one.point.generation:
-        return Stop(f"no majority: {_against(judgement)}, so it is unknown which is right" if equal.step else "")
+    if believed is None and equal == Point(0, found.one.point.generation):
+        return Stop("")
     groups = () if believed is None else judgement.groups
     suspects = tuple(sorted(rank for group in groups if group is not believed for rank in group))
     values = {rank: found.values[rank] for rank in suspects or found.values}
@@ -89,16 +92,10 @@ def decide(
 def _believed(judgement: Judgement, trust: Trust, origins: Mapping[int, Member]) -> tuple[int, ...] | None:
     """Return the group of ranks whose state is trusted, or None."""
     if trust is Trust.LEADER:
-        return next(group for group in judgement.groups if 0 in group)
+        return min(judgement.groups)  # with rank 0 or, among those that hold other shards, the first replica
     witnesses = {group: len({origins.get(rank, rank) for rank in group}) for group in judgement.groups}
     most = max(witnesses, key=witnesses.__getitem__)
     return most if 2 * witnesses[most] > sum(witnesses.values()) else None
-
-
-def _against(judgement: Judgement) -> str:
-    shown = " against ".join(map(ranks_of, judgement.groups[:NAMED_PARTS]))
-    more = len(judgement.groups) - NAMED_PARTS
-    return f"{shown} and {more} more groups" if more > 0 else shown
 
 
 class ConsistencyJudge:
@@ -148,7 +145,7 @@ class ConsistencyJudge:
         what, whose = f"{ranks_of(decision.suspects)} ({who or 'of a lost worker'}) differs from {ranks_of(alike)}", ""
         if not decision.suspects:
             what = " differs from ".join(map(ranks_of, found.judgement.groups[:NAMED_PARTS]))
-            whose = ", and the member that could tell which is lost"
+            whose = ", and without a majority it is unknown which is wrong"
         at = f"at the end, step {found.step}" if found.one.commits == FINAL else f"after step {found.step}"
         first = found.first_part()
         begins = decision.to.step + 1

@@ -1,15 +1,16 @@
 """Compare the digests that the ranks report for their states, and describe differences.
 
-A digest has only a few bytes, so every rank reports it and none waits. Only if digests differ are two ranks asked for
-the parts from which the digests were computed. ``training.state.compared`` defines what is hashed, and ``consistency``
-decides what follows from a difference. ``judge`` and ``sentence`` are pure functions of the reports.
+A digest has only a few bytes, so every rank reports it and none waits. One digest must be equal on all ranks, another
+on the ranks that hold the same shards. Only if digests differ are two ranks asked for the parts from which the digests
+were computed. ``training.state.compared`` defines what is hashed, and ``consistency`` decides what follows from a
+difference. ``judge`` and ``sentence`` are pure functions of the reports.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from samebits.core.ledger import Ledger
@@ -59,10 +60,10 @@ class RankDifference:
     """Ranks whose states differ after a commit.
 
     Attributes:
-        judgement: which ranks agree.
+        judgement: which ranks agree, of those in ``values``.
         one, other: digests of one rank from each of the first two groups, with parts if those arrived in time.
-            values: the digests of all ranks, by rank.
-            equal: the last earlier point at which all ranks were equal, or None.
+        values: the digests of all ranks, or of all ranks with the same shards, by rank.
+        equal: the last earlier point at which all ranks were equal, or None.
     """
 
     judgement: Judgement
@@ -130,7 +131,7 @@ def sentence(judgement: Judgement, one: Digest, other: Digest, hidden_state: str
     if not found:
         return f"{text}. {_FIXES[PartKind.TRAINED]}"
     first = _first_of(found, mine, theirs)
-    if hidden_state and found[0][0].kind is PartKind.TRAINED:
+    if hidden_state and found[0][0].kind in (PartKind.TRAINED, PartKind.SHARD):
         return f"{text}, first in {first}: most likely {hidden_state}"
     return f"{text}, first in {first}: {_cause(found[0][0], averages=one.averages and other.averages)}"
 
@@ -139,7 +140,8 @@ def _that_matter(one: Digest, other: Digest) -> list[tuple[Part, Part | None]]:
     """Return the parts that differ although they must be equal, or [] if the parts did not arrive in time."""
     if not (one.parts and other.parts):
         return []
-    return [pair for pair in differences(one.parts, other.parts) if pair[0].kind is not PartKind.LOOSE]
+    ignored = {PartKind.LOOSE} if one.key == other.key else {PartKind.LOOSE, PartKind.SHARD}
+    return [pair for pair in differences(one.parts, other.parts) if pair[0].kind not in ignored]
 
 
 def _first_of(found: Sequence[tuple[Part, Part | None]], mine: str, theirs: str) -> str:
@@ -158,6 +160,11 @@ def ranks_of(group: tuple[int, ...]) -> str:
     return f"rank {shown}" + (f" and {len(group) - NAMED_PARTS} more" if len(group) > NAMED_PARTS else "")
 
 
+_LOST = "a rank has lost a value outside the state, or used a gradient that is not the average of all ranks'"
+_FIX_OF_LOST = (
+    "Fix: find such values with `samebits run --check` and keep them in TorchState(…), or average every gradient "
+    "before optimizer.step()"
+)
 _FIXES = {
     PartKind.SETTING: "Fix: pass it to the state, as in TorchState(model, optimizer, schedule=schedule)",
     PartKind.STEPS: "Fix: let every rank take as many optimizer steps as the others",
@@ -170,14 +177,11 @@ _FIXES = {
     ),
     PartKind.UNTRAINED: "Fix: change this parameter alike on every rank, or make it a buffer",
     PartKind.SHARED: "Fix: make it equal in the state's sync(), or leave it out of shared_values()",
+    PartKind.SHARD: _FIX_OF_LOST,
 }
 
 
 _NOT_AVERAGED = "no DistributedDataParallel is in use and no collective has made the gradients equal"
-_FIX_OF_LOST = (
-    "Fix: find such values with `samebits run --check` and keep them in TorchState(…), or average every gradient "
-    "before optimizer.step()"
-)
 
 
 def _cause(part: Part, *, averages: bool) -> str:
@@ -187,11 +191,11 @@ def _cause(part: Part, *, averages: bool) -> str:
         PartKind.SETTING: "something outside the state sets it, such as a learning-rate schedule",
         PartKind.UNTRAINED: "this parameter is in no optimizer of the state, and something else changes it",
         PartKind.SHARED: "the state marks it as shared",
+        PartKind.SHARD: _LOST,
     }.get(part.kind, "")
     fix = _FIXES[PartKind.TRAINED if part.kind is PartKind.LOOSE else part.kind]
     if not cause and averages:
-        cause = "a rank has lost a value outside the state, or used a gradient that is not the average of all ranks'"
-        fix = _FIX_OF_LOST
+        cause, fix = _LOST, _FIX_OF_LOST
     return f"most likely {cause or _NOT_AVERAGED}. {fix}"
 
 
@@ -211,6 +215,45 @@ class _Inquiry:
         return all(digest.parts for digest in self.digests)
 
 
+@dataclass(slots=True)
+class _Tally:
+    """The digests that were reported for one commit.
+
+    Attributes:
+        tellers: number of ranks that reported the commit.
+        surplus: number of values beyond the first, over all subjects; 0: all that must be equal is equal.
+    """
+
+    tellers: int = 0
+    surplus: int = 0
+    _values: dict[tuple[int, ...] | None, Counter[bytes]] = field(default_factory=dict)  # by key; None: of all ranks
+
+    def add(self, digest: Digest) -> None:
+        """Count a rank's digest."""
+        self.tellers += 1
+        for subject, value in _claims(digest):
+            values = self._values.setdefault(subject, Counter())
+            self.surplus += bool(values) and value not in values
+            values[value] += 1
+
+    def remove(self, digest: Digest) -> None:
+        """Count a rank's digest no longer."""
+        self.tellers -= 1
+        for subject, value in _claims(digest):
+            values = self._values[subject]
+            values[value] -= 1
+            if not values[value]:
+                del values[value]
+                self.surplus -= bool(values)
+
+
+def _claims(digest: Digest) -> Iterator[tuple[tuple[int, ...] | None, bytes]]:
+    """Yield what must be equal: on all ranks, and on all ranks with the digest's key."""
+    yield None, digest.shared
+    if digest.held:
+        yield digest.key, digest.held
+
+
 class Equality:
     """The digests of the last generation's members."""
 
@@ -219,8 +262,7 @@ class Equality:
         self._counted: GenerationCommitted | None = None  # the generation that digests are counted for
         self._rank_of: dict[tuple[str, int], int] = {}  # of its members
         self._told: dict[tuple[str, int], dict[Key, Digest]] = {}  # (node, incarnation) → last reported digests
-        self._tellers: Counter[Key] = Counter()  # how many reported each commit
-        self._values: Counter[tuple[Key, bytes]] = Counter()  # how many reported each value
+        self._tallies: dict[Key, _Tally] = {}
         self._kept: Counter[Point] = Counter()  # how many keep a copy of each point
         self._differs: _Inquiry | None = None  # the first difference found
         self._may_differ: _Inquiry | None = None  # the first among values that may differ
@@ -242,10 +284,14 @@ class Equality:
         self._count(told)
         self._hear_parts(seat.node, told)
         for key in told:
-            if self._tellers[key] == len(self._rank_of):
+            if self._tallies[key].tellers == len(self._rank_of):
                 self._compare(key)
         for key, one in told.items():
-            if one.is_kept and self._kept[key[0]] == len(self._rank_of) > self._tellers[key] and not self._differs:
+            if (
+                one.is_kept
+                and self._kept[key[0]] == len(self._rank_of) > self._tallies[key].tellers
+                and not self._differs
+            ):
                 self._compare_numbers(key[0])
 
     def is_equal(self, point: Point) -> bool:
@@ -283,8 +329,8 @@ class Equality:
         """Forget all digests, because the difference has been handled."""
         self._differs = self._may_differ = None
         self._told.clear()
-        for counter in (self._tellers, self._values, self._kept):
-            counter.clear()
+        self._tallies.clear()
+        self._kept.clear()
 
     def _equal_before(self, key: Key) -> Point | None:
         committed, known = self._ledger.state.generation, self._ledger.state.committed_point
@@ -304,25 +350,22 @@ class Equality:
     # ---- counting
 
     def _is_equal(self, key: Key) -> bool:
-        first = next((told[key] for told in self._told.values() if key in told), None)
-        return first is not None and self._values[key, first.shared] == len(self._rank_of)
+        tally = self._tallies.get(key)
+        return tally is not None and tally.tellers == len(self._rank_of) and not tally.surplus
 
     def _count(self, told: Mapping[Key, Digest]) -> None:
-        self._tellers.update(told.keys())
-        self._values.update([(key, one.shared) for key, one in told.items()])
+        for key, one in told.items():
+            self._tallies.setdefault(key, _Tally()).add(one)
         self._kept.update({key[0] for key, one in told.items() if one.is_kept})
 
     def _discount(self, told: Mapping[Key, Digest]) -> None:
-        self._tellers.subtract(told.keys())
-        self._values.subtract([(key, one.shared) for key, one in told.items()])
-        self._kept.subtract({key[0] for key, one in told.items() if one.is_kept})
         for key, one in told.items():
-            if not self._tellers[key]:
-                del self._tellers[key]
-            if not self._values[key, one.shared]:
-                del self._values[key, one.shared]
-            if not self._kept[key[0]]:
-                del self._kept[key[0]]
+            tally = self._tallies[key]
+            tally.remove(one)
+            if not tally.tellers:
+                del self._tallies[key]
+        self._kept.subtract({key[0] for key, one in told.items() if one.is_kept})
+        self._kept = +self._kept
 
     def _count_for(self, committed: GenerationCommitted) -> None:
         """Count again after the members have changed. Digests of members that remain are still valid."""
@@ -335,8 +378,8 @@ class Equality:
             for teller, told in self._told.items()
             if teller in self._rank_of
         }
-        for counter in (self._tellers, self._values, self._kept):
-            counter.clear()
+        self._tallies.clear()
+        self._kept.clear()
         for told in self._told.values():
             self._count(told)
         self._equal = [key for key in self._equal if is_on_line(key[0], committed)]
@@ -353,11 +396,11 @@ class Equality:
         if self._is_equal(key):
             self._found_equal(key, told)
         if self._differs is None and not self._is_equal(key):
-            self._differs = self._asked(told, judge({rank: one.shared for rank, one in told.items()}))
+            self._differs = self._asked(told, *_unequal(told))
         elif self._differs is None and self._may_differ is None and not self.odd_values:
             judgement = judge({rank: one.loose for rank, one in told.items()})
             if not judgement.is_equal and all(one.loose for one in told.values()):
-                self._may_differ = self._asked(told, judgement)
+                self._may_differ = self._asked(told, judgement, {})
 
     def _found_equal(self, key: Key, told: Mapping[int, Digest]) -> None:
         """Remember an equal commit, and tell ranks that older copies in memory are no longer needed."""
@@ -383,16 +426,16 @@ class Equality:
         }
         judgement = judge({rank: str(one.commits).encode() for rank, one in told.items()})
         if not judgement.is_equal:
-            self._differs = self._asked(told, judgement)
+            self._differs = self._asked(told, judgement, {rank: one.shared for rank, one in told.items()})
 
-    def _asked(self, told: Mapping[int, Digest], judgement: Judgement) -> _Inquiry:
+    def _asked(self, told: Mapping[int, Digest], judgement: Judgement, values: Mapping[int, bytes]) -> _Inquiry:
         ledger, nodes = self._ledger, {rank: node for (node, _), rank in self._rank_of.items()}
         ranks = judgement.groups[0][0], judgement.groups[1][0]
         inquiry = _Inquiry(
             judgement,
             (nodes[ranks[0]], nodes[ranks[1]]),
             [told[rank] for rank in ranks],
-            {rank: one.shared for rank, one in told.items()},
+            values,
             ledger.now + EXPLAIN_S,
         )
         for node, one in zip(inquiry.nodes, inquiry.digests, strict=True):
@@ -425,6 +468,22 @@ class Equality:
             "values. Fix: keep values of a single rank out of the state, or make them equal on all ranks; for batch "
             "statistics, use SyncBatchNorm"
         )
+
+
+def _unequal(told: Mapping[int, Digest]) -> tuple[Judgement, Mapping[int, bytes]]:
+    """Return the values that differ although they must be equal, by rank, and which ranks agree.
+
+    Shards are compared only if everything else is equal, and those of one key are enough.
+    """
+    values = {rank: one.shared for rank, one in told.items()}
+    judgement = judge(values)
+    held: dict[tuple[int, ...], dict[int, bytes]] = {}
+    for rank, one in sorted(told.items()):
+        held.setdefault(one.key, {})[rank] = one.held
+    for alike in held.values():
+        if judgement.is_equal:
+            values, judgement = alike, judge(alike)
+    return judgement, values
 
 
 def _key(digest: Digest) -> Key:

@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from samebits.core.point import Point
-from samebits.core.reports import FINAL, MAX_DIGESTS, Digest
+from samebits.core.reports import FINAL, MAX_DIGESTS, Digest, Part
+from samebits.core.values import replace
 from samebits.service import log
 from samebits.service.agent import Agent
 from samebits.training.checkpoint.rollback_copies import RollbackCopy
 from samebits.training.state.base_state import State
-from samebits.training.state.compared import digest_of, parts_of
+from samebits.training.state.compared import digest_of, parts_of, shard_parts
 
 FIRST_COMMITS = 3
 """State that is not averaged differs after the first step; two more commits catch differences that begin later."""
@@ -48,10 +49,16 @@ class StateDigests:
         self._first: list[Digest] = []  # first commits of this generation
         self._saves: deque[Digest] = deque(maxlen=MAX_DIGESTS - FIRST_COMMITS - DUE - 1)
         self._has_said = False
+        self._replica: tuple[int, ...] | None = None
 
-    def begin(self) -> None:
-        """Begin a generation."""
+    def begin(self, replica: tuple[int, ...] | None = None) -> None:
+        """Begin a generation.
+
+        Args:
+            replica: this rank's replica key if others hold the same shards, which are then compared; None: none does.
+        """
         self.settle()
+        self._replica = replica
         self._first.clear()
         if not self._has_said and self._state.compared() is None:
             self._has_said = True
@@ -69,10 +76,12 @@ class StateDigests:
         is_save: bool,
         is_due: bool = False,
         kept: RollbackCopy | None = None,
+        shards: Sequence[Part] | None = None,
     ) -> None:
         """Report the current state's digest if this commit is among the first, a save, or ``is_due``.
 
-        If ``kept``, a copy of the state, is given, the copy is hashed in a separate thread.
+        If ``kept``, a copy of the state, is given, the copy is hashed in a separate thread. ``shards`` are the parts of
+        this rank's shards if they have been hashed already.
 
         A digest is reported only once for a commit. The last commit is saved again at the end, and by then a loop may
         have advanced to the next epoch on some ranks only.
@@ -84,7 +93,7 @@ class StateDigests:
         if any((one.point, one.commits) == (point, commits) for one in self._all()):
             return
         if kept is None:
-            digest = self._digest(point, commits, averages=averages)
+            digest = self._digest(point, commits, averages=averages, shards=shards)
             self._remember(digest, is_first=is_first, is_save=is_save, is_due=is_due)
             return
         loose = parts_of(self._state.loose()) if is_first or is_save else []
@@ -130,9 +139,13 @@ class StateDigests:
         self.settle()
         return self._all(self._digest(point, FINAL, averages=averages))
 
-    def _digest(self, point: Point, commits: int, *, averages: bool) -> Digest:
+    def _digest(self, point: Point, commits: int, *, averages: bool, shards: Sequence[Part] | None = None) -> Digest:
         shared, loose = parts_of(self._state.compared() or ()), parts_of(self._state.loose())
-        return Digest(point, commits, digest_of(shared), digest_of(loose), averages, (*shared, *loose))
+        digest = Digest(point, commits, digest_of(shared), digest_of(loose), averages, (*shared, *loose))
+        if self._replica is None:
+            return digest
+        shards = shard_parts(self._state.shards(moments=True)) if shards is None else shards
+        return replace(digest, parts=(*digest.parts, *shards), key=self._replica, held=digest_of(shards))
 
     def _all(self, *last: Digest) -> Sequence[Digest]:
         by_key = {(one.point, one.commits): one for one in (*self._saves, *self._first, *self._due, *last)}

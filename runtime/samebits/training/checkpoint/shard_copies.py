@@ -22,6 +22,7 @@ import xxhash
 
 from samebits.core.messages import KeptCommit
 from samebits.core.point import Point
+from samebits.core.reports import Part
 from samebits.errors import CheckpointError, LockedError, StoreError
 from samebits.printable import counted
 from samebits.service import log
@@ -35,7 +36,7 @@ from samebits.training.checkpoint.save_schedule import spoken
 from samebits.training.checkpoint.staging import Staging
 from samebits.training.state import snapshot
 from samebits.training.state.checkpoint_config import AUTO
-from samebits.training.state.compared import is_hashable
+from samebits.training.state.compared import is_hashable, shard_parts
 from samebits.training.state.snapshot import NamedTensors
 
 SHARE = 0.01
@@ -141,18 +142,22 @@ class CopySchedule:
 class ShardsAtRest:
     """Detects shards that change between a commit and the next step, when nothing may change them.
 
-    No other rank holds such a shard. Only its own rank can detect a flipped bit, and only until an optimizer changes
+    If no other rank holds such a shard, only its own rank can detect a flipped bit, and only until an optimizer changes
     the shard.
     """
 
     def __init__(self) -> None:
-        self._digests: dict[str, tuple[int, int]] = {}  # the version and the digest of each shard at the commit
+        self._digests: dict[str, tuple[int, str]] = {}  # the version and the digest of each shard at the commit
 
-    def committed(self, shards: Mapping[str, torch.Tensor]) -> None:
-        """Store the digests of a commit's shards by name. Tensors of subclasses of torch's are left out."""
+    def committed(self, shards: Mapping[str, torch.Tensor]) -> list[Part]:
+        """Store the digests of a commit's shards by name, and return them for the comparison with replicas.
+
+        Tensors of subclasses of torch's are left out.
+        """
         self._digests = {
             name: (torch_private.version_of(one), _digest_of(one)) for name, one in shards.items() if is_hashable(one)
         }
+        return shard_parts({name: digest for name, (_, digest) in self._digests.items()})
 
     @property
     def is_due(self) -> bool:
@@ -172,8 +177,8 @@ class ShardsAtRest:
         return ""
 
 
-def _digest_of(tensor: torch.Tensor) -> int:
-    return xxhash.xxh3_64_intdigest(snapshot.bytes_of(tensor))
+def _digest_of(tensor: torch.Tensor) -> str:
+    return xxhash.xxh3_64_hexdigest(snapshot.bytes_of(tensor))
 
 
 class ShardCopies:

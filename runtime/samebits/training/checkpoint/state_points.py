@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import xxhash
 
-from samebits.core.messages import MAX_FOLDER_CHARS, Copy, GenerationStarted, KeptCommit, OrphanedPage, Page
+from samebits.core.messages import MAX_FOLDER_CHARS, Copy, GenerationStarted, KeptCommit, OrphanedPage, Page, Sharding
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, DeviceLostError, GenerationEndedError, StoreError, UnequalError, UsageError
 from samebits.service import log
@@ -386,14 +386,15 @@ class StatePoints:
     def compare(self, step: int, *, is_save: bool) -> None:
         """Report the current state's digest if this commit must be compared."""
         point = Point(step, self.present().generation)
-        is_due = step > 0 and self._comparisons.is_at(step)
+        is_due, kept, shards = step > 0 and self._comparisons.is_at(step), None, None
         if is_due and self._state.shards():
-            is_due, began_s = False, time.monotonic()
-            self._at_rest.committed(self._state.shards(at_rest=True))
+            began_s = time.monotonic()
+            shards = self._at_rest.committed(self._state.shards(at_rest=True)) or None
             self._comparisons.took(2 * (time.monotonic() - began_s))  # they are hashed again before the next step
-        kept = self._keep(point) if is_due else None
+        elif is_due:
+            kept = self._keep(point)
         self.digests.committed(
-            point, self.commits, averages=bool(self.layouts), is_save=is_save, is_due=is_due, kept=kept
+            point, self.commits, averages=bool(self.layouts), is_save=is_save, is_due=is_due, kept=kept, shards=shards
         )
 
     def require_shards_at_rest(self) -> None:
@@ -441,7 +442,8 @@ class StatePoints:
     def begin_comparing(self, point: Point) -> None:
         """Begin a generation's comparisons at ``point``."""
         self._is_finite = True
-        self.digests.begin()
+        sharding = self._replicated()
+        self.digests.begin(None if sharding is None else sharding.key_of(self.present().rank))
         self._at_rest.committed({})
         self._kept.cancel()
         self._kept.begin(point)
@@ -507,8 +509,9 @@ class StatePoints:
         self._kept.cancel()
         kept, state = self._kept.go_back(to), self._state
         if kept is None:
+            if not state.shards():  # of which no copies are kept for this
+                log.warn(f"must return to step {to.step}, but this process has no sound copy of it")
             state.forget()
-            log.warn(f"must return to step {to.step}, but this process has no sound copy of it")
             return None
         before = state.completed_steps
         contents = copied_tree(dict(kept.contents))  # the copy may be needed again
@@ -780,23 +783,28 @@ class StatePoints:
         Returns:
             A function that waits for the outcome and raises LayoutError, on every rank, if the shards differ.
         """
-        world_size = self.present().world_size
-        sharding = self._state.sharding(world_size)
-        if sharding is None or not (sharding := sharding.resized(world_size)).has_replicas:
+        if (sharding := self._replicated()) is None:
             return _nothing
         digest = xxhash.xxh3_64()
         for shard in self._state.shards().values():
             digest.update(snapshot.bytes_of(shard))
         gathered = transfer.begin_gather(digest.intdigest() >> 1, self._process.device)
-        keys = [sharding.key_of(rank) for rank in range(world_size)]
+        keys = [sharding.key_of(rank) for rank in range(self.present().world_size)]
 
         def finish() -> None:
             digests = gathered()
+            if len(set(zip(keys, digests, strict=True))) > len(set(keys)):
+                self._tell_difference()
             for key in dict.fromkeys(keys):
-                alike = {rank: digests[rank] for rank in range(world_size) if keys[rank] == key}
+                alike = {rank: digest for rank, digest in enumerate(digests) if keys[rank] == key}
                 transfer.require_equal(alike, "the restored shard")
 
         return finish
+
+    def _replicated(self) -> Sharding | None:
+        """Return how the state is divided among the present ranks if several hold the same shards, otherwise None."""
+        sharding = self._state.sharding(world_size := self.present().world_size)
+        return sharding if sharding is not None and (sharding := sharding.resized(world_size)).has_replicas else None
 
     def _tell_difference(self) -> None:
         """Let the scheduler handle a difference that is only in the state's values, such as a bit flip.
@@ -810,8 +818,13 @@ class StatePoints:
         layouts = xxhash.xxh3_64_intdigest(repr((self._state.completed_steps, ddp.capture_all())).encode())
         point = Point(self._state.completed_steps, generation.generation)
         now = self.digests.now(point, self.commits, averages=bool(self.layouts))
-        values = transfer.gather(int.from_bytes(now.shared[:7]), device)
-        if len(set(transfer.gather(layouts >> 1, device))) == 1 < len(set(values)):
+        sharding, values = self._replicated(), transfer.gather(int.from_bytes(now.shared[:7]), device)
+        differ = len(set(values)) > 1
+        if sharding is not None:
+            held = transfer.gather(int.from_bytes(now.held[:7]), device)
+            by_key = {(sharding.key_of(rank), value) for rank, value in enumerate(held)}
+            differ |= len(by_key) > sharding.key_count
+        if len(set(transfer.gather(layouts >> 1, device))) == 1 and differ:
             self.digests.tell(now)
             self._process.agent.wait_for_end_of_generation()
 

@@ -328,12 +328,12 @@ class State(ABC):
         """Return the tensors that must be equal on every rank when a generation begins."""
         return []
 
-    def shards(self, *, at_rest: bool = False) -> Mapping[str, torch.Tensor]:
+    def shards(self, *, moments: bool = False, at_rest: bool = False) -> Mapping[str, torch.Tensor]:
         """Return this rank's shards of the weights, sorted by name.
 
         Args:
-            at_rest: add their moments, and return nothing if the script may have written to weights since the last
-                commit.
+            moments: add their moments.
+            at_rest: the same, but return nothing if the script may have written to weights since the last commit.
         """
         return {}
 

@@ -6,7 +6,7 @@ parts differ, without sending the tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,11 @@ def parts_of(named: Iterable[Named]) -> list[Part]:
     """Hash each named part. Parts that cannot be saved cannot be hashed and are left out."""
     hashed = ((one, _value_of(one.value)) for one in named)
     return [Part(one.kind, printable(one.name, MAX_PART_CHARS), value) for one, value in hashed if value is not None]
+
+
+def shard_parts(shards: Mapping[str, Any]) -> list[Part]:
+    """Return the parts of these shards, or of their hashes, by name. Replicas have them in the same order."""
+    return parts_of(Named(PartKind.SHARD, name, one) for name, one in sorted(shards.items()))
 
 
 def digest_of(parts: Sequence[Part]) -> bytes:

@@ -452,13 +452,13 @@ class TorchState(ObjectState):
             if is_hashable(value)
         ]
 
-    def shards(self, *, at_rest: bool = False) -> dict[str, torch.Tensor]:
+    def shards(self, *, moments: bool = False, at_rest: bool = False) -> dict[str, torch.Tensor]:
         """Return this rank's shards of the weights, as :meth:`State.shards` does."""
         if self._sharded is None or (at_rest and self._last_commit.weights_have_signs):
             return {}
         parameters = self._sharded.shards()
         found = {name: pieces.local(parameter) for name, parameter in parameters.items()}
-        if at_rest:
+        if moments or at_rest:
             found |= {
                 f"{moment} of {name}": pieces.local(value)
                 for optimizer in self._optimizers
