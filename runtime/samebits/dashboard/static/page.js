@@ -6,7 +6,7 @@
   const SIGNS = { training: "●", done: "✔", finished: "✔", forming: "◐", waiting: "○", seated: "·", lost: "✕", left: "–", warm: "◇", warming: "◌", unknown: "?", retired: "–", runs: "●" };
   const BAD = new Set(["lost", "gone"]);
   const BUCKETS = ["productive", "start_up", "noticing_losses", "forming", "waiting_for_seats", "restoring", "redone", "checkpoint_stalls", "idle"];
-  const PHASES = ["silent", "decide", "wait_for_seats", "meet", "restore"];
+  const PHASES = ["silent", "decide", "idle", "wait_for_seats", "meet", "restore"];
   const embedded = $("data") ? JSON.parse($("data").textContent) : null;
   let state = null, events = [], steps = [], losses = [], chosen = null, alive = false, skew = 0, drawn = {}, dirty = true;
 
