@@ -398,8 +398,13 @@ def test_reduction_is_left_out_in_one_step_only(training: Training, tmp_path: Pa
         )
         inside._unreduced({})
         assert said(tmp_path) == "does not reduce the gradients of its next backward pass"
+        with model.no_sync():  # gradient accumulation
+            model(training.rows).sum().backward()
+        assert model.require_backward_grad_sync
         model(training.rows).sum().backward()
         assert reduced == [] and model.require_backward_grad_sync
+        model(training.rows).sum()
+        assert model.require_backward_grad_sync, "the next step is reduced"
         inside._collective({})
         assert said(tmp_path) == "entered an all_reduce that no other rank enters"
     finally:

@@ -266,18 +266,24 @@ def _unreduced(_: dict[str, Any]) -> None:
     torch: Any = sys.modules.get("torch")
     found = [] if torch is None else _objects(torch.nn.parallel.DistributedDataParallel)
     for model in found:
-        _skip_reduction(model)
+        _leave_out_reduction(model)
     _did("does not reduce the gradients of its next backward pass" if found else "")
 
 
-def _skip_reduction(model: Any) -> None:
-    model.require_backward_grad_sync = False
+def _leave_out_reduction(model: Any) -> None:
+    """Switch the next reduction off, during one forward pass outside ``no_sync()``, which would restore the flag."""
 
-    def reset(*_: Any) -> None:
-        handle.remove()
+    def begin(*_: Any) -> None:
+        if model.training and model.require_backward_grad_sync:
+            before.remove()
+            model.require_backward_grad_sync = False
+            after = model.register_forward_hook(lambda *_: end(after))
+
+    def end(after: Any) -> None:
+        after.remove()
         model.require_backward_grad_sync = True
 
-    handle = model.register_forward_hook(reset)
+    before = model.register_forward_pre_hook(begin)
 
 
 def _objects(kind: Any) -> list[Any]:
