@@ -273,17 +273,19 @@ def _unreduced(_: dict[str, Any]) -> None:
 def _leave_out_reduction(model: Any) -> None:
     """Switch the next reduction off, during one forward pass outside ``no_sync()``, which would restore the flag."""
 
+    handles: list[Any] = []
+
     def begin(*_: Any) -> None:
         if model.training and model.require_backward_grad_sync:
-            before.remove()
             model.require_backward_grad_sync = False
-            after = model.register_forward_hook(lambda *_: end(after))
+            handles.append(model.register_forward_hook(end))
 
-    def end(after: Any) -> None:
-        after.remove()
+    def end(*_: Any) -> None:
+        for handle in handles:
+            handle.remove()
         model.require_backward_grad_sync = True
 
-    before = model.register_forward_pre_hook(begin)
+    handles.append(model.register_forward_pre_hook(begin))
 
 
 def _objects(kind: Any) -> list[Any]:
