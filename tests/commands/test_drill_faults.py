@@ -314,6 +314,71 @@ def test_one_bit_of_a_gradient_changes_in_one_step_only(training: Training, tmp_
     assert all(one.equal(other) for one, other in zip(again, after, strict=True))
 
 
+@pytest.fixture
+def sharded(training: Training) -> Iterator[Training]:
+    """Cut the first layer into the shards of a mesh of one rank."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for layer in training.model:
+            fully_shard(layer, mesh=mesh)
+        training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.5)
+        yield training
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_sharded_parameter_and_its_gradient_are_corrupted_in_the_ranks_own_shard(
+    sharded: Training, tmp_path: Path
+) -> None:
+    shard = sharded.model[0].weight.to_local()
+    old = shard.detach().clone()
+    inside._flip({"draw": 0.0})
+    assert said(tmp_path).endswith(" of 0.weight") and (shard != old).sum() == 1
+    flipped = shard.detach().clone()
+    inside._stale({"draw": 0.0})
+    sharded.backward()
+    gradients = [one.grad.to_local().clone() for one in sharded.model[0].parameters()]
+    inside._gradient({"draw": 0.3})
+    (thread,) = [one for one in threading.enumerate() if one.name == "drill-stale"]
+    sharded.optimizer.step()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive() and shard.equal(flipped)
+    after = [one.grad.to_local() for one in sharded.model[0].parameters()]
+    assert sum(not one.equal(other) for one, other in zip(gradients, after, strict=True)) == 1
+
+
+def test_gradient_changes_in_the_optimizer_that_a_wrapper_without_hooks_wraps(training: Training) -> None:
+    import torch
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, wrapped: Any) -> None:  # as Accelerate's, which never calls the base class's
+            self.param_groups = wrapped.param_groups * 2
+
+    wrapper = Wrapper(training.optimizer)
+    training.backward()
+    before = [one.grad.clone() for one in training.model[0].parameters()]
+    inside._gradient({"draw": 0.3})
+    training.optimizer.step()
+    after = [one.grad for one in training.model[0].parameters()]
+    assert sum(not one.equal(other) for one, other in zip(before, after, strict=True)) == 1
+    assert wrapper.param_groups
+
+
+def test_order_that_fails_is_reported_and_does_not_reach_the_script(tmp_path: Path) -> None:
+    orders = DrillOrders(tmp_path / "inside")
+    with process(LOOP, PYTHONPATH=str(orders.folder)) as (started, identity):
+        with pytest.raises(ImpossibleError, match=r"could not carry out the order \(ValueError: .*'much'\)"):
+            orders.give(identity, "hold", seconds="much")
+        assert float(orders.give(identity, "clock"))
+        assert started.poll() is None
+
+
 def test_drifting_rank_has_another_learning_rate(training: Training, tmp_path: Path) -> None:
     inside._drift({})
     assert training.optimizer.param_groups[0]["lr"] == 0.75
@@ -333,8 +398,13 @@ def test_reduction_is_left_out_in_one_step_only(training: Training, tmp_path: Pa
         )
         inside._unreduced({})
         assert said(tmp_path) == "does not reduce the gradients of its next backward pass"
+        with model.no_sync():  # gradient accumulation
+            model(training.rows).sum().backward()
+        assert model.require_backward_grad_sync
         model(training.rows).sum().backward()
         assert reduced == [] and model.require_backward_grad_sync
+        model(training.rows).sum()
+        assert model.require_backward_grad_sync, "the next step is reduced"
         inside._collective({})
         assert said(tmp_path) == "entered an all_reduce that no other rank enters"
     finally:

@@ -101,7 +101,7 @@ def test_kill_with_a_spare_is_one_recovery_with_cause_and_last_joiner() -> None:
     (row,) = recoveries_of(house.events)
     assert (row.lost, row.step, row.restore_step, row.steps_lost) == (["1"], 70, 70, 0)
     assert (row.last_to_join, row.last_to_train, row.generation, row.members) == ("2", "2", 2, 2)
-    assert row.phases() == {"decide": 0, "wait_for_seats": 0, "meet": 750, "restore": 125}
+    assert row.phases() == {"decide": 0, "meet": 750, "restore": 125}
     assert "rank 0" in row.restored_from
     assert row.cause == "worker 1: its connection closed and its process is gone"
     lost = house.seat("1").process

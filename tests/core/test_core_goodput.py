@@ -197,7 +197,7 @@ SPARE_AND_SCHEDULER = [
 
 def test_survivors_that_reach_a_new_scheduler_do_not_count_as_awaited_replacements() -> None:
     (row,) = recoveries_of(SPARE_AND_SCHEDULER)
-    assert row.phases() == {"decide": 0, "wait_for_seats": 0, "meet": 6000, "restore": 1000}
+    assert row.phases() == {"decide": 0, "idle": 2000, "meet": 4000, "restore": 1000}
     assert spent(SPARE_AND_SCHEDULER) == {"start_up": 5, "productive": 5, "idle": 2, "forming": 4, "restoring": 1}
 
 
@@ -231,6 +231,38 @@ LONE = [  # the only worker is lost, so no round begins until it is replaced
     event(EventKind.GENERATION, 151, 90, restore=90, members=2, last="1"),
     event(EventKind.TRAINING, 152, 90, last="1"),
 ]
+
+
+LOST_TWICE = [  # the second loss strikes while the state is restored after the first
+    *START,
+    event(EventKind.LOST, 110, 90, node="1", slot=1),
+    event(EventKind.ROUND, 110.5, 90),
+    event(EventKind.SEATED, 111, 90, node="1", slot=1),
+    event(EventKind.GENERATION, 112, 90, restore=90, members=2, last="1"),
+    event(EventKind.LOST, 150, 90, node="1", slot=1),
+    event(EventKind.ROUND, 150, 90),
+    event(EventKind.SEATED, 150.25, 90, node="1", slot=1),
+    event(EventKind.GENERATION, 151, 90, restore=90, members=2, last="1"),
+    event(EventKind.TRAINING, 153, 90, last="1"),
+]
+SHRUNK = [  # the slot is given up instead of filled
+    *START,
+    event(EventKind.LOST, 110, 90, node="1", slot=1),
+    event(EventKind.ROUND, 110, 90),
+    event(EventKind.RETIRED, 120, 90, node="1", slot=1),
+    event(EventKind.GENERATION, 120, 90, restore=90, members=1, last="0"),
+    event(EventKind.TRAINING, 121, 90, last="0"),
+]
+
+
+def test_restoring_before_a_second_loss_is_no_wait_for_a_replacement() -> None:
+    (row,) = recoveries_of(LOST_TWICE)
+    assert row.phases() == {"decide": 500, "wait_for_seats": 750, "meet": 1750, "restore": 40_000}
+
+
+def test_slot_that_is_given_up_was_waited_for() -> None:
+    (row,) = recoveries_of(SHRUNK)
+    assert row.phases() == {"decide": 0, "wait_for_seats": 10_000, "meet": 0, "restore": 1000}
 
 
 def test_time_until_a_silent_worker_counts_as_lost_is_lost_time() -> None:
@@ -275,15 +307,26 @@ def test_scheduler_that_starts_after_a_loss_leaves_no_negative_time() -> None:
 
 @pytest.mark.parametrize(
     "events",
-    [START + KILL, ALL_KILLED, CUT, CUT_DURING_SCHEDULER_RESTART, LONE],
-    ids=["one", "all", "cut", "restart", "lone"],
+    [START + KILL, ALL_KILLED, CUT, CUT_DURING_SCHEDULER_RESTART, LONE, LOST_TWICE, SHRUNK],
+    ids=["one", "all", "cut", "restart", "lone", "twice", "shrunk"],
 )
 def test_recovery_and_the_time_buckets_agree(events: list[JobEvent]) -> None:
     (row,), found = recoveries_of(events), spent(events)
-    assert row.phases().get("silent", 0) == 1000 * found.get("noticing_losses", 0)
-    buckets = {"wait_for_seats": "waiting_for_seats", "meet": "forming", "restore": "restoring"}
-    for phase, bucket in buckets.items():
-        assert row.phases().get(phase, 0) == 1000 * found.get(bucket, 0), phase
+    phases = row.phases()
+    assert phases.get("silent", 0) == 1000 * found.get("noticing_losses", 0)
+    assert phases["decide"] + phases.get("wait_for_seats", 0) == 1000 * found.get("waiting_for_seats", 0)
+    assert phases["meet"] == 1000 * found.get("forming", 0)
+    assert phases["restore"] == 1000 * found.get("restoring", 0)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_recoveries_take_no_more_time_than_the_buckets_have(seed: int) -> None:
+    events = drawn(random.Random(seed), 60)
+    found, rows = spent(events), recoveries_of(events)
+    for phase, bucket in (("silent", "noticing_losses"), ("restore", "restoring"), ("idle", "idle")):
+        taken_ms = [row.phases().get(phase, 0) for row in rows]
+        assert min(taken_ms, default=0) >= 0
+        assert sum(taken_ms) <= 1000 * found.get(bucket, 0) + len(rows), phase
 
 
 def test_line_of_a_recovery_names_all_that_were_lost_and_what_was_redone() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from samebits.core.end_kinds import EndKind
 from samebits.core.hangs import Hang
-from samebits.core.ledger import NAMED
+from samebits.core.ledger import NAMED, Trust
 from samebits.core.messages import Activity, GiveUp, Heartbeat, ReportEnvelope, RoundOpened
-from samebits.core.records import JobInterrupted
-from samebits.core.reports import Phase, Progress, StallReport
+from samebits.core.point import Point
+from samebits.core.records import JobInterrupted, RolledBack
+from samebits.core.reports import Digest, Digests, Phase, Progress, StallReport
 from samebits.core.watch.hang_culprits import Member, different_collectives, find_culprits, sentence
 from samebits.core.watch.hang_judge import FIRST_STEPS_S, FORMING_S
 from tests.core.house import House, training_house
@@ -382,6 +385,46 @@ def test_different_collectives_in_two_generations_end_the_job(second: str, ends:
             "broadcast at train.py:60, as they did before the group was formed again. Fix: call the same collectives "
             "in the same order on every rank"
         )
+
+
+def equal_after(house: House, step: int) -> None:
+    """Let all workers report equal digests of a commit."""
+    for node in sorted(house.core.state.by_slot.values()):
+        credential = house.credential(node)
+        digest = Digest(Point(step, house.core.state.generation_number), step, b"same", is_kept=True)
+        house.receive(credential.session, ReportEnvelope(credential, Digests((digest,))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "was_equal", "number", "rolls_back"),
+    [
+        ({"trust": Trust.MAJORITY}, True, 812, True),
+        ({"trust": Trust.MAJORITY}, True, 813, False),  # the others may only have missed the end of #812
+        ({"trust": Trust.MAJORITY}, False, 812, False),
+        ({"trust": Trust.STOP}, True, 812, False),
+    ],
+    ids=["mismatch", "other number", "never equal", "stop"],
+)
+def test_mismatched_collectives_roll_all_ranks_back(
+    changes: dict[str, Any], was_equal: bool, number: int, rolls_back: bool
+) -> None:
+    """A rank that left out a collective has committed a step alone; its state must not be given to the others."""
+    house = training_for_a_while(3, step_timeout_s=6.0, **changes)
+    if was_equal:
+        equal_after(house, 5)
+    gathers = WAITS._replace(place="all_gather at train.py:60", collectives=number)
+    pass_time(house, 14, n2=gathers)
+    assert house.core.phase() != "training"
+    records = [one for one in house.journal if isinstance(one, RolledBack)]
+    assert bool(records) == rolls_back
+    for record in records:
+        assert (record.to, record.suspects) == (Point(5, 1), ())
+        assert "worker 2 is in another collective, all_gather #812, workers 0 and 1 wait for it" in record.text
+        assert record.text.endswith(
+            "most likely a rank left out a collective, or called one too many; all ranks roll back to step 5, where "
+            "all were equal, and repeat 5 steps"
+        )
+        assert house.last("s0", RoundOpened).back_to == Point(5, 1)
 
 
 def test_stopped_process_is_named_before_its_lease_is_over() -> None:

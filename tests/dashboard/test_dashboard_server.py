@@ -297,7 +297,8 @@ def test_connection_that_reads_nothing_more_is_ended(monkeypatch: pytest.MonkeyP
 
 def test_every_bucket_and_phase_has_a_colour_and_a_name_in_both_languages() -> None:
     css, words = (STATIC / "page.css").read_text(), (STATIC / "words.js").read_text()
-    phases = Recovery(1, "", [], 0.0, 0, decided_at=1, seated_at=2, formed_at=3, trains_at=4).phases()
+    spent_us = dict.fromkeys(Bucket, 1000)
+    phases = Recovery(1, "", [], 0.0, 0, spent_us=spent_us, decided_at=1, formed_at=3, trains_at=4).phases()
     for name in [*map(str, Bucket), *phases]:
         assert re.search(rf"\.{name}\b[^{{}}]*\{{ background: var\(--\w+\); \}}", css), name
         assert len(re.findall(rf"\b{name}: ", words)) >= 2, name

@@ -26,6 +26,8 @@ from samebits.launcher.progress_line import (
 from samebits.store.progress_report import ProgressReport, read_report, report_file, write_report
 from tests.launcher.views import view, worker
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+
 FULL = ProgressFacts(
     script="train.py",
     world="4/4 workers, 1 spare",
@@ -151,6 +153,15 @@ def shown(one: tuple[Showing, io.StringIO], seen: JobView | None, now: float, *,
     stream.truncate()
     look.show(seen, is_linked=linked, running=3, now=now)
     return stream.getvalue().splitlines()
+
+
+def test_tutorial_shows_the_first_line_as_it_is_printed() -> None:
+    settings, _ = config.read({"LOG_DIR": "device", "WORKER_NUM": "4"}, role_required=False)
+    stream = io.StringIO()
+    Showing(settings, Screen(stream), "train.py", is_served=True).show(None, is_linked=False, running=4, now=0.0)
+    for page in ("get-started.md", "get-started.zh-CN.md"):
+        lines = (REPOSITORY / "docs" / "tutorials" / page).read_text(encoding="utf-8").splitlines()
+        assert {one for one in lines if one.endswith("workers running")} == {stream.getvalue().strip()}, page
 
 
 def test_line_shows_the_report_or_else_a_log(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from samebits.launcher.progress_line import JsonScreen, LossTail, ProgressFacts, Screen, world_text
-from tests.launcher.views import view
+from tests.launcher.views import view, worker
 
 
 def at(step: int) -> ProgressFacts:
@@ -38,6 +38,14 @@ class Terminal(io.StringIO):
 def test_world_in_words(changes: dict[str, int], text: str) -> None:
     seen = replace(view(), **changes)  # type: ignore[arg-type]
     assert world_text(seen, seen.alive) == text
+
+
+def test_worker_that_waits_for_its_shard_group_is_not_joining() -> None:
+    waits = replace(worker(2, joining=True), waits_for=("slot 3 is filled",))
+    seen = replace(view(), world_size=2, wanted_size=4, alive=2, joining=1, workers=(worker(0), worker(1), waits))
+    assert world_text(seen, seen.alive) == "2/2 workers (4 wanted), 1 waiting"
+    both = replace(seen, joining=2, workers=(*seen.workers, worker(3, joining=True)))
+    assert world_text(both, both.alive) == "2/2 workers (4 wanted), 1 joining, 1 waiting"
 
 
 def test_progress_on_a_terminal_is_redrawn_and_events_stay() -> None:

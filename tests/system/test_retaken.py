@@ -192,13 +192,32 @@ def test_killed_check_ends_its_job(tmp_path: Path) -> None:
     environment = environment_of_tests() | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
-    ) as check:
+    ) as command:
         identities = awaited_processes(tmp_path)
-        check.kill()
+        command.kill()
     outlived = [str(one) for one in identities if not one.wait_for_exit(10)]
     for one in identities:
         send_signal(one, signal.SIGKILL)
     assert outlived == []
+    (left,) = tmp_path.glob("samebits-check-*")
+    kept = tmp_path / "samebits-check-failed"  # logs that a failed check has kept
+    kept.mkdir()
+    check._remove_abandoned(tmp_path)
+    assert not left.exists() and kept.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupted_check_leaves_no_folder(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace("state.epoch < 3", "state.epoch < 10**6"))
+    words = [sys.executable, "-P", "-m", "samebits", "run", "--check", "-n", "2", "train.py"]
+    environment = environment_of_tests() | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+    ) as command:
+        awaited_processes(tmp_path)
+        command.send_signal(number)
+        assert command.wait(120) == 130
+    assert not list(tmp_path.glob("samebits-check-*"))
 
 
 def awaited_processes(folder: Path) -> list[ProcessIdentity]:

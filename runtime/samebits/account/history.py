@@ -188,11 +188,15 @@ _BUCKETS = {
 }
 _PHASES = {
     "decide": "decision",
+    "idle": _BUCKETS[Bucket.IDLE],
     "wait_for_seats": _BUCKETS[Bucket.WAITING],
     "meet": _BUCKETS[Bucket.FORMING],
     "restore": _BUCKETS[Bucket.RESTORING],
 }
-"""The names of a recovery's phases, equal to those of the time buckets to which their time is added."""
+"""The names of a recovery's phases, equal to those of their categories of time.
+
+The decision has no category of its own: as a rule, it counts as waiting for replacements.
+"""
 
 
 def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:

@@ -197,6 +197,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         return self.workers + self.spares + self.retired
 
     @property
+    def held_back(self) -> int:
+        """Return how many of the joining workers wait because their shard group is incomplete."""
+        return sum(one.presence is PresenceState.ALIVE and bool(one.waits_for) for one in self.workers)
+
+    @property
     def has_one_size(self) -> bool:
         """Return whether the number of workers is fixed."""
         return self.min_world_size == self.max_world_size

@@ -3,6 +3,9 @@
 A recovery lasts from the first loss (or the round, if no member was lost) until every member of the next generation
 trains. Further losses in that time belong to the same recovery. A loss before the first step counts as well. If the job
 ends during a recovery, the recovery is dropped, because restarting an ended job is not a recovery.
+
+The time of each phase is the time that ``Goodput`` adds to the phase's category during the recovery, so a recovery and
+the job's totals agree.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samebits.account.events import EventKind, JobEvent
+from samebits.account.goodput import Bucket, Goodput
 from samebits.printable import counted
 
 
@@ -21,9 +25,9 @@ class Recovery:
     """One recovery. Times are in seconds since 1970, or None if not reached yet.
 
     Attributes:
-        silent_ms: the time from the lost worker's last message, or the close of its connection, to the loss. Time in
-            which the others still made progress, or no scheduler ran, does not count.
-        seated_at: when the last missing slot was filled.
+        spent_us: microseconds by category of time, without those in ``deciding_us``. Losses that were not noticed yet
+            count from the lost worker's last message, but not while the others still made progress.
+        deciding_us: microseconds from the loss to the round.
         is_first_start: the job had not trained before, so training began only after this recovery.
         all_lost: every member was lost, so no worker could report the last step, and ``step`` is a lower bound.
         last_to_join: the worker that the others waited for.
@@ -35,9 +39,9 @@ class Recovery:
     lost: list[str]
     noticed_at: float
     step: int  # the highest step before it
-    silent_ms: float = 0.0
+    spent_us: dict[Bucket, int] = field(default_factory=dict)
+    deciding_us: int = 0
     decided_at: float | None = None
-    seated_at: float | None = None
     formed_at: float | None = None
     trains_at: float | None = None
     restore_step: int | None = None
@@ -53,7 +57,7 @@ class Recovery:
     @property
     def began_at(self) -> float:
         """Return when the first lost worker fell silent."""
-        return self.noticed_at - self.silent_ms / 1000
+        return self.noticed_at - self.spent_us.get(Bucket.NOTICING, 0) / 1e6
 
     @property
     def total_ms(self) -> float | None:
@@ -76,24 +80,22 @@ class Recovery:
         return counted(self.steps_lost, "step") if self.steps_lost else "no step"
 
     def phases(self) -> dict[str, float]:
-        """Return the milliseconds of each completed phase; they add up to ``total_ms``."""
-        moments = [
-            ("decide", self.decided_at),
-            ("wait_for_seats", self.seated_at),
-            ("meet", self.formed_at),
-            ("restore", self.trains_at),
-        ]
-        found, before = {"silent": self.silent_ms} if self.silent_ms else {}, self.noticed_at
-        for name, at in moments:
-            if at is not None:
-                at = max(at, before)
-                found[name], before = _ms(before, at), at
-        return found
+        """Return the milliseconds of each phase that took place; they add up to ``total_ms``."""
+        ended = {"decide": self.decided_at, "meet": self.formed_at, "restore": self.trains_at}
+        found = {
+            "silent": self.spent_us.get(Bucket.NOTICING, 0),
+            "decide": self.deciding_us,
+            "idle": self.spent_us.get(Bucket.IDLE, 0),
+            "wait_for_seats": self.spent_us.get(Bucket.WAITING, 0),
+            "meet": self.spent_us.get(Bucket.FORMING, 0),
+            "restore": self.spent_us.get(Bucket.RESTORING, 0),
+        }
+        return {name: round(us / 1000, 1) for name, us in found.items() if us or ended.get(name) is not None}
 
     def plain(self) -> dict[str, Any]:
         """Return the row for JSON."""
         return {
-            **{name: getattr(self, name) for name in self.__slots__},
+            **{name: getattr(self, name) for name in self.__slots__ if not name.endswith("_us")},
             "total_ms": self.total_ms,
             "steps_lost": self.steps_lost,
             "phases_ms": self.phases(),
@@ -112,8 +114,9 @@ class Recoveries:
 
     rows: list[Recovery] = field(default_factory=list)
     _open: Recovery | None = None
+    _time: Goodput = field(default_factory=Goodput)
+    _spent_us: dict[Bucket, int] = field(default_factory=dict)  # before the open recovery
     _stage: _Training = _Training.STARTING
-    _progress: tuple[int, float] = (0, 0.0)  # the last step event that shows progress, or the start of training
     _reached: int = 0  # the highest step seen on the current line, or in a checkpoint
     _leaving: set[str] = field(default_factory=set)  # nodes asked to leave that have not left yet
     _absent: set[object] = field(default_factory=set)  # slots without a holder in the open recovery
@@ -126,6 +129,7 @@ class Recoveries:
     def add(self, event: JobEvent) -> None:
         """Add one event."""
         self._reach(event)
+        self._time.add(event)
         match event.kind:
             case EventKind.DECIDED:
                 drain = event.more.get("drain")
@@ -161,11 +165,6 @@ class Recoveries:
     def _reach(self, event: JobEvent) -> None:
         """Update the highest known step, because a newly started scheduler does not know it."""
         match event.kind:
-            case EventKind.SCHEDULER | EventKind.TRAINING:
-                self._progress = event.step, event.at
-            case EventKind.STEP if event.step > self._progress[0]:
-                self._progress = event.step, event.at
-        match event.kind:
             case EventKind.GENERATION:
                 self._formed = int(_number(event.more.get("members")))
             case EventKind.TRAINING:
@@ -181,19 +180,13 @@ class Recoveries:
             return
         row = Recovery(len(self.rows) + 1, event.text, [], event.at, max(event.step, self._reached))
         if event.kind is EventKind.LOST:
-            row.lost, row.silent_ms = [event.node], self._silent_ms(event, event.at)
-            row.cause = loss_of(event)
+            row.lost, row.cause = [event.node], loss_of(event)
         row.is_first_start = self._stage is _Training.STARTING
-        self._open = row
+        self._open, self._spent_us = row, self._time.buckets()
         self._absent.clear()
         self._lost_slots.clear()
         self._left.clear()
         self._go_on(row, event)
-
-    def _silent_ms(self, event: JobEvent, noticed_at: float) -> float:
-        """Return how long before ``noticed_at`` this lost worker fell silent, since the last progress at the most."""
-        began_at = max(event.at - _number(event.more.get("silent_ms")) / 1000, self._progress[1])
-        return max(0.0, _ms(began_at, noticed_at))
 
     def _explain(self, event: JobEvent) -> None:
         """Replace the cause of the last recovery, if it began with the loss of this node."""
@@ -202,13 +195,32 @@ class Recoveries:
         if row is not None:
             row.cause = loss_of(event)
 
+    def _measure(self, row: Recovery) -> None:
+        """Update the time of each phase."""
+        row.spent_us = {bucket: us - self._spent_us[bucket] for bucket, us in self._time.buckets().items()}
+
+    def _begin_round(self, row: Recovery, event: JobEvent) -> None:
+        """Add the recovery to the rows: the loss of a node that is not a member yet begins none.
+
+        The time between the loss and the first round passes in that round's event.
+        """
+        if row in self.rows:
+            return
+        self.rows.append(row)
+        for bucket in (Bucket.WAITING, Bucket.FORMING):
+            if row.decided_at is None:
+                row.deciding_us += row.spent_us[bucket]
+                self._spent_us[bucket] += row.spent_us[bucket]
+        self._spent_us[Bucket.IDLE] += row.spent_us[Bucket.IDLE]  # until this scheduler started
+        row.decided_at = row.decided_at or event.at
+        self._measure(row)
+
     def _go_on(self, row: Recovery, event: JobEvent) -> None:
+        self._measure(row)
         match event.kind:
             case EventKind.LOST:
                 if event.node not in row.lost:
                     row.lost.append(event.node)
-                if row.decided_at is None:
-                    row.silent_ms = max(row.silent_ms, self._silent_ms(event, row.noticed_at))
                 row.step = max(row.step, event.step)
                 self._absent.add(event.more.get("slot"))
                 if not event.more.get("spare"):
@@ -221,9 +233,7 @@ class Recoveries:
                 if event.node not in self._left:  # an earlier scheduler may have noticed its loss
                     self._count_lost(row, event)
             case EventKind.ROUND:
-                if row not in self.rows:  # the loss of a node that is not a member yet begins no recovery
-                    self.rows.append(row)
-                row.decided_at = row.decided_at or event.at
+                self._begin_round(row, event)
                 row.missing = str(event.more.get("missing", ""))
                 row.step = max(row.step, event.step)
             case EventKind.SEATED | EventKind.PROMOTED | EventKind.RETURNED if event.more.get("slot") in self._absent:
@@ -231,7 +241,6 @@ class Recoveries:
                 row.decided_at = (
                     row.decided_at or row.noticed_at
                 )  # all members were lost, so none was left to begin a round
-                row.seated_at = event.at
             case EventKind.GENERATION:
                 row.formed_at, row.generation, row.restored_from = event.at, event.generation, event.text
                 restore = event.more.get("restore")
@@ -247,6 +256,7 @@ class Recoveries:
     def _close(self, event: JobEvent) -> None:
         row, self._open, self._stage = self._open, None, _Training.TRAINED
         if row is not None and row.formed_at is not None:
+            self._measure(row)
             row.trains_at, row.last_to_train = event.at, str(event.more.get("last", ""))
 
 
@@ -262,10 +272,6 @@ def recoveries_of(events: Iterable[JobEvent]) -> list[Recovery]:
     for event in events:
         fold.add(event)
     return fold.rows
-
-
-def _ms(begin: float, end: float) -> float:
-    return round((end - begin) * 1000, 1)
 
 
 def _number(value: object) -> float:

@@ -15,7 +15,7 @@ from samebits.core.end_kinds import EndKind
 from samebits.core.hangs import ProcessState
 from samebits.core.job_end import Ending, JointStop
 from samebits.core.keys.key_store import CALLERS_A_SEAT, FEW_CALLERS, KeyRecord, KeyStore, replay
-from samebits.core.ledger import Ledger, Liveness, Policy, ask_to_leave
+from samebits.core.ledger import Ledger, Liveness, Policy, Trust, ask_to_leave
 from samebits.core.membership.admission import Admission
 from samebits.core.membership.leases import Leases, Repeats
 from samebits.core.membership.rebuild import Rebuild
@@ -41,7 +41,7 @@ from samebits.core.messages import (
 )
 from samebits.core.point import Point
 from samebits.core.ready import Ready, Severity
-from samebits.core.records import CauseFound, JobCreated, TermStarted, TrainingFinished
+from samebits.core.records import CauseFound, JobCreated, RolledBack, TermStarted, TrainingFinished
 from samebits.core.reports import (
     Anomaly,
     Digests,
@@ -65,6 +65,7 @@ from samebits.core.watch.hang_culprits import Standstill
 from samebits.core.watch.hang_judge import HangJudge
 from samebits.core.watch.health_judge import HostHealth
 from samebits.core.watch.stragglers import Stragglers
+from samebits.printable import counted
 
 MAX_FENCED = 1000
 STATUS_WAIT_S = 30.0  # how long a script that left may take to exit and its launcher to report the status
@@ -607,13 +608,17 @@ class SchedulerCore:
         elif text := self._consistency.judge(found, self._host_health.hidden_state):
             self._end_unequal(text)
         else:
-            self._equality.settle()
-            self._done.clear()
-            self._rendezvous.is_held = False
-            back = self._ledger.state.rolled_back
-            why = "" if back is None else back.reason
-            self._rendezvous.begin_again(why)
-            self._break(why)
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        """Open a round from the point of the rollback, which was written to the journal."""
+        back = self._ledger.state.rolled_back
+        assert back is not None
+        self._equality.settle()
+        self._done.clear()
+        self._rendezvous.is_held = False
+        self._rendezvous.begin_again(back.reason)
+        self._break(back.reason)
 
     def _end_unequal(self, text: str) -> None:
         if odd := self._equality.odd_values:
@@ -634,10 +639,31 @@ class SchedulerCore:
         elif why := self._watch.tick():
             if self._watch.in_vain:
                 self._ending.end_job(EndKind.SCRIPT_FAILED, self._watch.in_vain)
+            elif self._watch.mismatch and self._doubts_steps(why):
+                self._roll_back()
             elif round_ is None:
                 self._failed_collective = why
             else:
                 self._rendezvous.harden(why)
+
+    def _doubts_steps(self, why: str) -> bool:
+        """Record a rollback after a mismatch of the ranks' collectives, and return whether all ranks can roll back.
+
+        A rank that left out a collective, or called one too many, was matched with another step of its peers. It may
+        have committed a step with a gradient that is not the average of all, and no later point is reliable.
+        """
+        ledger, to = self._ledger, self._equality.last_equal()
+        committed, policy = ledger.state.generation, ledger.policy
+        if to is None or committed is None or not policy.recovery or policy.trust is Trust.STOP:
+            return False
+        step = max(ledger.presences[node].step for node, _ in committed.members)
+        text = (
+            f"{why}: most likely a rank left out a collective, or called one too many; all ranks roll back to step "
+            f"{to.step}, where all were equal, and repeat {counted(step - to.step, 'step')}"
+        )
+        ledger.write(RolledBack(committed.generation, to, (), max(step, to.step), text))
+        ledger.announce(text)
+        return True
 
     def _finish_if_equal(self) -> None:
         """Finish training if every member is done, all with the same state."""

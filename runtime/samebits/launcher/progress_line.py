@@ -318,14 +318,16 @@ def world_text(view: JobView, alive: int) -> str:
     """Return a description such as ``4/4 workers, 1 spare``.
 
     While a generation forms, this is ``2/4 workers ready``; after the world has shrunk, ``3/3 workers (4 wanted)``,
-    with ``1 joining`` before it grows.
+    with ``1 joining`` before it grows, or ``1 waiting`` for its shard group.
     """
     ready = alive if view.ready is None else min(view.ready, alive)
     text = f"{ready}/{view.world_size} workers{' ready' if ready < alive else ''}"
     if view.world_size < view.wanted_size:
         text += f" ({view.wanted_size} wanted)"
-    if view.joining:
-        text += f", {view.joining} joining"
+    if view.joining > view.held_back:
+        text += f", {view.joining - view.held_back} joining"
+    if view.held_back:
+        text += f", {view.held_back} waiting"
     if view.spares_alive:
         text += f", {counted(view.spares_alive, 'spare')}"
     return text

@@ -5,7 +5,8 @@ Python's own ``site`` loads it before the script, and it needs only the standard
 
 Some faults can be caused only by the process itself: wrong values, an exception, a held interpreter, exhausted memory.
 They are triggered by the signal SIGRTMAX if there is an order beside this file. A signal handler runs in the main
-thread between two lines of the script, where such a fault would strike, and records each action before taking it. Every
+thread between two lines of the script, where such a fault would strike, and records each action before taking it. An
+order that fails before that is reported, and does not reach the script. Every
 rank waits at the commit that the drill names, so that a fault strikes a script of any speed at the intended step.
 """
 
@@ -32,6 +33,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 LEFT_BYTES = 64 << 20  # additional memory allowed to a process before it runs out of memory
 CHUNK_BYTES = 1 << 20
+FAILED = "failed: "  # the beginning of the report on an order that could not be carried out
 HOLD_FILE, STEP = "hold", struct.Struct("=q")  # the step at which to wait; 0: no step
 MOST_HELD_S = 120.0  # limit in case the drill is gone
 _HELD_LOOK_S = 0.005
@@ -56,11 +58,20 @@ def _take(_: int, __: FrameType | None) -> None:
         path.unlink()
     except (OSError, ValueError):
         return
-    _ORDERS[order["do"]](order)
+    try:
+        _ORDERS[order["do"]](order)
+    except Exception as error:
+        if _answer().exists():
+            raise  # the fault itself
+        _did(f"{FAILED}{type(error).__name__}: {error}")
+
+
+def _answer() -> Path:
+    return HERE / f"did-{os.getpid()}.txt"
 
 
 def _did(text: str) -> None:
-    _write(HERE / f"did-{os.getpid()}.txt", text)
+    _write(_answer(), text)
 
 
 def _write(path: Path, text: str) -> None:
@@ -157,9 +168,9 @@ def _hang(_: dict[str, Any]) -> None:
 
 
 def _drawn(order: dict[str, Any]) -> tuple[Any, str, Any]:
-    """Return torch, the name of the trained parameter that the order selects, and the parameter.
+    """Return torch, the name of the trained parameter that the order selects, and this rank's shard of it.
 
-    If there is none, report that and return None as the parameter.
+    If there is none, report that and return None in place of the shard.
     """
     torch: Any = sys.modules.get("torch")
     found = [] if torch is None else _parameters(torch)
@@ -171,10 +182,10 @@ def _drawn(order: dict[str, Any]) -> tuple[Any, str, Any]:
 
 def _flip(order: dict[str, Any]) -> None:
     """Flip one bit of a parameter's mantissa, as faulty memory might do unnoticed."""
-    torch, name, parameter = _drawn(order)
-    if parameter is None:
+    torch, name, shard = _drawn(order)
+    if shard is None:
         return
-    _did(f"{_flipped(torch, parameter, order['draw'])} of {name}")
+    _did(f"{_flipped(torch, shard, order['draw'])} of {name}")
 
 
 def _flipped(torch: Any, tensor: Any, draw: float) -> str:
@@ -195,10 +206,10 @@ def _memory(torch: Any, tensor: Any) -> Any:
 
 def _stale(order: dict[str, Any]) -> None:
     """Set one parameter back to its present value after the next step has changed it."""
-    torch, name, parameter = _drawn(order)
-    if parameter is None:
+    torch, name, shard = _drawn(order)
+    if shard is None:
         return
-    memory = _memory(torch, parameter.detach())
+    memory = _memory(torch, shard.detach())
     old = memory.clone()
 
     def put_back() -> None:
@@ -214,7 +225,7 @@ def _stale(order: dict[str, Any]) -> None:
 def _gradient(order: dict[str, Any]) -> None:
     """Flip one bit of a gradient after it was reduced, just before the optimizer's next step."""
     torch: Any = sys.modules.get("torch")
-    found = [] if torch is None else _objects(torch.optim.Optimizer)
+    found = [] if torch is None else [one for one in _objects(torch.optim.Optimizer) if _takes_hooks(one)]
     if not found:
         _did("")
         return
@@ -222,9 +233,10 @@ def _gradient(order: dict[str, Any]) -> None:
 
     def flip(optimizer: Any, *_: Any) -> None:
         handle.remove()
-        parameters = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
-        gradient = parameters[int(draw * len(parameters))].grad
-        _flipped(torch, getattr(gradient, "_local_tensor", gradient), draw)
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        gradients = [_shard(one.grad) for one in parameters if one.grad is not None]
+        gradients = [one for one in gradients if one.numel() > 0]
+        _flipped(torch, gradients[int(draw * len(gradients))], draw)
 
     handle = max(found, key=lambda one: len(one.param_groups)).register_step_pre_hook(flip)
     _did("one bit of a reduced gradient changes before the next step")
@@ -254,34 +266,52 @@ def _unreduced(_: dict[str, Any]) -> None:
     torch: Any = sys.modules.get("torch")
     found = [] if torch is None else _objects(torch.nn.parallel.DistributedDataParallel)
     for model in found:
-        _skip_reduction(model)
+        _leave_out_reduction(model)
     _did("does not reduce the gradients of its next backward pass" if found else "")
 
 
-def _skip_reduction(model: Any) -> None:
-    model.require_backward_grad_sync = False
+def _leave_out_reduction(model: Any) -> None:
+    """Switch the next reduction off, during one forward pass outside ``no_sync()``, which would restore the flag."""
 
-    def reset(*_: Any) -> None:
-        handle.remove()
+    handles: list[Any] = []
+
+    def begin(*_: Any) -> None:
+        if model.training and model.require_backward_grad_sync:
+            model.require_backward_grad_sync = False
+            handles.append(model.register_forward_hook(end))
+
+    def end(*_: Any) -> None:
+        for handle in handles:
+            handle.remove()
         model.require_backward_grad_sync = True
 
-    handle = model.register_forward_hook(reset)
+    handles.append(model.register_forward_pre_hook(begin))
 
 
 def _objects(kind: Any) -> list[Any]:
     return [one for one in gc.get_objects() if kind in getattr(type(one), "__mro__", ())]
 
 
+def _takes_hooks(optimizer: Any) -> bool:
+    """Return False for a wrapper that never initialized its base class, as Accelerate's."""
+    return "_optimizer_step_pre_hooks" in vars(optimizer)
+
+
 def _parameters(torch: Any) -> list[tuple[str, Any]]:
-    """Return the trained parameters of the module with the most of them, with their names."""
+    """Return the trained parameters of the module with the most of them: names and this rank's shards."""
     modules = _objects(torch.nn.Module)
-    found = [[pair for pair in one.named_parameters() if _is_trained(pair[1])] for one in modules]
+    found = [[(name, _shard(one)) for name, one in module.named_parameters() if _is_trained(one)] for module in modules]
     return max(found, key=len, default=[])
 
 
+def _shard(tensor: Any) -> Any:
+    """Return this rank's part of a DTensor, or the tensor itself."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
 def _is_trained(parameter: Any) -> bool:
-    is_here = parameter.is_contiguous() and parameter.numel() > 0
-    return bool(parameter.requires_grad and parameter.is_floating_point() and is_here)
+    shard = _shard(parameter)
+    return bool(parameter.requires_grad and shard.is_floating_point() and shard.is_contiguous() and shard.numel() > 0)
 
 
 _ORDERS: dict[str, Callable[[dict[str, Any]], None]] = {

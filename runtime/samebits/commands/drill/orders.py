@@ -65,7 +65,7 @@ class DrillOrders:
         """Order a process to cause a fault. Return its report, which may be written before the fault is complete.
 
         Raises:
-            ImpossibleError: the process does not listen, or reports nothing.
+            ImpossibleError: the process does not listen, reports nothing, or could not carry out the order.
         """
         order = self.folder / f"order-{identity.pid}.json"
         answer = self.folder / f"did-{identity.pid}.txt"
@@ -80,12 +80,15 @@ class DrillOrders:
             told = send_signal(identity, signal.SIGRTMAX)
             while told and time.monotonic() < deadline and identity.is_alive():
                 if answer.exists():
-                    return answer.read_text()
+                    break
                 time.sleep(_LOOK_S)
         finally:
             order.unlink(missing_ok=True)
         if answer.exists():
-            return answer.read_text()
+            said = answer.read_text()
+            if said.startswith(inside.FAILED):
+                raise ImpossibleError(f"{identity} could not carry out the order ({said.removeprefix(inside.FAILED)})")
+            return said
         raise ImpossibleError(f"{identity} did not acknowledge the order within {ANSWER_S:g} s")
 
 

@@ -3,6 +3,8 @@
 The script runs as a separate job in separate folders. Its workers compute some steps twice and record the results
 (``training.run.retaken_steps``). New processes then repeat the last steps.
 This command starts the job, ends it once nothing is left to compare, and reports.
+
+The job's folder is removed unless the check has failed. If this command is killed, the next check removes the folder.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import math
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +34,7 @@ from samebits.errors import HiddenStateError, StoreError
 from samebits.launcher.interrupts import Signals
 from samebits.store import durable
 from samebits.store.child_processes import die_with
+from samebits.store.process_identity import ProcessIdentity, host_id, read_pid_file
 from samebits.store.retaken_report import RetakenReport, read_report
 
 _LOOK_S = 1.0
@@ -38,6 +42,9 @@ _LOOK_S = 1.0
 _GRACE_S = 30.0
 _REST_S = 30.0
 """Seconds for the rest of the script, once its training function has returned."""
+_REMOVAL_S = 10.0
+"""Seconds in which the job's last processes, which may still write, must be gone."""
+_PREFIX = "samebits-check-"
 _LINES = 12
 _INTERRUPTED = 130
 _SETTINGS = {
@@ -68,25 +75,50 @@ def main(words: Sequence[str], request: RunRequest) -> int:
         UsageError: there is no such script.
     """
     require_script(request)
-    folder = Path(tempfile.mkdtemp(prefix="samebits-check-"))
-    say(
-        f"checking {request.script} in a separate job in {folder}. Output, files written elsewhere and data sent "
-        "to a tracker are real, as in any job"
-    )
-    code = 1
-    try:
-        code = _check(words, request, folder)
-    finally:
-        if code in (0, _INTERRUPTED):
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            say(f"the check's logs are in {folder / 'device'}")
+    _remove_abandoned(Path(tempfile.gettempdir()))
+    with Signals((signal.SIGHUP,)) as signals:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        owner = folder / _owner_file()
+        durable.replace_note(owner, ProcessIdentity.current().to_line().encode())
+        say(
+            f"checking {request.script} in a separate job in {folder}. Output, files written elsewhere and data sent "
+            "to a tracker are real, as in any job"
+        )
+        code = 1
+        try:
+            code = _check(words, request, folder, signals)
+        finally:
+            if code in (0, _INTERRUPTED):
+                _remove(folder)
+            else:
+                owner.unlink()
+                say(f"the check's logs are in {folder / 'device'}")
     return code
 
 
-def _check(words: Sequence[str], request: RunRequest, folder: Path) -> int:
+def _owner_file() -> str:
+    """Return the name of the pid file of a check on this host; process ids of other hosts mean nothing here."""
+    return f"owner-{host_id().rpartition('#')[2]}.pid"
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the folders of this user's checks that were killed."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError, StoreError):  # of another user
+            owner = read_pid_file(folder / _owner_file())
+            if owner is not None and not owner.is_alive():
+                _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    until_s = time.monotonic() + _REMOVAL_S
+    while folder.exists() and time.monotonic() < until_s:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check(words: Sequence[str], request: RunRequest, folder: Path, signals: Signals) -> int:
     log_dir, output = folder / "device", folder / "follower.log"
-    with Signals() as signals, os.fdopen(durable.create(output), "wb") as log:
+    with os.fdopen(durable.create(output), "wb") as log:
         job = subprocess.Popen(
             [sys.executable, "-P", "-m", "samebits", "run", *words_of_job(words, request)],
             env=_environment(config.whole_environment(), folder),

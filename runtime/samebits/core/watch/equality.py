@@ -325,6 +325,10 @@ class Equality:
         one, other = found.digests
         return RankDifference(found.judgement, one, other, found.values, self._equal_before(_key(one)))
 
+    def last_equal(self) -> Point | None:
+        """Return the newest point on the line at which all ranks were equal, or None."""
+        return self._equal_before(_final_key(self._ledger.state.generation_number))
+
     def settle(self) -> None:
         """Forget all digests, because the difference has been handled."""
         self._differs = self._may_differ = None

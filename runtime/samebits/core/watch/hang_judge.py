@@ -80,6 +80,8 @@ class HangJudge:
         said: the message about the present standstill; "" while the job makes progress.
         found: the culprits of the present standstill, or None.
         in_vain: why the job must end because forming the group again did not help; "" otherwise.
+        mismatch: the different collectives that the ranks called at the same place of the order, if ``tick`` has found
+            any; "" otherwise. A collective before may have combined values of different steps.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -91,7 +93,7 @@ class HangJudge:
         self._held_by: tuple[Hang | None, frozenset[str]] = (None, frozenset())  # the culprits of that standstill
         self._ended_at_step: dict[int, int] = {}  # step → how often a member was ended there
         self._apart: tuple[int, str] = (0, "")  # where the group was last formed again for different collectives
-        self.said = self.in_vain = ""
+        self.said = self.in_vain = self.mismatch = ""
         self.found: Standstill | None = None
 
     def take(self, seat: Seat, body: StallReport, said: ReportEnvelope) -> None:
@@ -121,7 +123,7 @@ class HangJudge:
 
     def tick(self) -> str:
         """Report a standstill and end the members that cause it. Return why the group must form again, or ""."""
-        deadline, now, self._is_in_round = self.deadline(), self._ledger.now, False
+        deadline, now, self._is_in_round, self.mismatch = self.deadline(), self._ledger.now, False, ""
         if deadline is None or now < deadline:
             return ""
         members = self._members()
@@ -308,6 +310,9 @@ class HangJudge:
                     "was formed again. Fix: call the same collectives in the same order on every rank"
                 )
             self._apart = step, apart
+            members = (*found.waiting, *(one for one, _ in found.culprits))
+            numbers = {one.progress.collectives for one in members if one.progress is not None}
+            self.mismatch = apart if len(numbers) == 1 else ""
         return text
 
     def _end_them(self, over: Sequence[tuple[Member, Hang]], step: int) -> None:

@@ -6,7 +6,7 @@
   const SIGNS = { training: "●", done: "✔", finished: "✔", forming: "◐", waiting: "○", seated: "·", lost: "✕", left: "–", warm: "◇", warming: "◌", unknown: "?", retired: "–", runs: "●" };
   const BAD = new Set(["lost", "gone"]);
   const BUCKETS = ["productive", "start_up", "noticing_losses", "forming", "waiting_for_seats", "restoring", "redone", "checkpoint_stalls", "idle"];
-  const PHASES = ["silent", "decide", "wait_for_seats", "meet", "restore"];
+  const PHASES = ["silent", "decide", "idle", "wait_for_seats", "meet", "restore"];
   const embedded = $("data") ? JSON.parse($("data").textContent) : null;
   let state = null, events = [], steps = [], losses = [], chosen = null, alive = false, skew = 0, drawn = {}, dirty = true;
 
@@ -53,7 +53,7 @@
     const rates = speeds(), pace = job && !over && job.phase === "training" && state.linked ? state.progress.steps_per_s : null, total = state.progress.total_steps;
     if (job) {
       put("phase", phase); put("step", String(job.step || "–")); // a plain job's steps are unknown
-      put("workers", `${job.alive}/${job.world_size}${job.world_size < job.wanted_size ? ` (${job.wanted_size})` : ""}${job.spares_alive ? ` · ${job.spares_alive} ${word("spares")}` : ""}${job.joining ? `, ${job.joining} ${word("joining")}` : ""}`);
+      put("workers", `${job.alive}/${job.world_size}${job.world_size < job.wanted_size ? ` (${job.wanted_size})` : ""}${job.spares_alive ? ` · ${job.spares_alive} ${word("spares")}` : ""}${job.joining ? `, ${job.joining} ${word("joining")}` : ""}${job.held_back ? `, ${job.held_back} ${word("held_back")}` : ""}`);
       const left = pace !== null && state.progress.left_s !== null ? `${long(Math.round(state.progress.left_s))} ${word("left")}` : "";
       put("stand", [phase, job.step ? `${word("step")} ${job.step}${total ? `/${total}` : ""}` : "", left].filter(Boolean).join(" · "));
       $("progress").hidden = !total; $("progress").value = total ? Math.min(1, job.step / total) : 0; $("progress").setAttribute("aria-label", word("step"));
