@@ -37,7 +37,7 @@ from samebits.core.agent.agent_events import (
     Trains,
 )
 from samebits.core.end_kinds import EndKind
-from samebits.core.membership.replacements import proof_of
+from samebits.core.membership.replacement_proofs import proof_of
 from samebits.core.messages import (
     PROTOCOL,
     AddressMap,
