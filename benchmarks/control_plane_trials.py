@@ -28,8 +28,8 @@ from samebits.core.state import JobState
 from samebits.etcd_place import EtcdAccess
 from samebits.service.scheduling.loop import seldom_collected
 from samebits.store import journal_format
+from samebits.store.etcd.etcd_journal import JOURNALS, read_etcd_journal
 from samebits.store.etcd.gateway import EtcdGateway
-from samebits.store.etcd.quorum_log import JOURNALS, read_log
 from samebits.store.journal import JOURNAL_FILE, Journal, read_journal
 from tests.store.etcd.etcd_cluster import EtcdCluster, cluster_in
 
@@ -279,7 +279,7 @@ def registered(workers: int, clients: int, *, etcd_kill_at: int | None = None) -
             found = read_journal(journal.parent)
             payloads = [] if found is None else found.payloads
         else:
-            payloads = read_log(EtcdGateway(cluster.place(), EtcdAccess()), JOURNALS[0]) or []
+            payloads = read_etcd_journal(EtcdGateway(cluster.place(), EtcdAccess()), JOURNALS[0]) or []
         nodes = [one.node for one in map(_unpacked, payloads) if isinstance(one, records.SeatGranted)]
         return Registered(form_s, size, workers - len(set(nodes)), len(nodes) - len(set(nodes)), at_kill, at_stop)
 

@@ -152,33 +152,27 @@ SEE = {
 """The page that explains the use of a name, with the link's text and anchor in each language."""
 
 MODULES = (
-    ("samebits.horovod", "training/horovod/__init__.py", "../how-to/migrate-horovod", "Horovod"),
+    ("samebits.horovod", "horovod/__init__.py", "../how-to/migrate-horovod", "Horovod"),
     ("samebits.ray", "ray.py", "../how-to/ray", "Ray"),
     (
         "samebits.integrations.accelerate",
-        "training/integrations/accelerate.py",
+        "integrations/accelerate.py",
         "../how-to/migrate-frameworks",
         "Accelerate",
     ),
     (
         "samebits.integrations.lightning",
-        "training/integrations/lightning.py",
-        "../how-to/migrate-frameworks",
-        "Lightning",
-    ),
-    (
-        "samebits.integrations.lightning",
-        "training/integrations/lightning_trainer.py",
+        "integrations/lightning.py",
         "../how-to/migrate-frameworks",
         "Lightning",
     ),
     (
         "samebits.integrations.transformers",
-        "training/integrations/transformers.py",
+        "integrations/transformers.py",
         "../how-to/migrate-frameworks",
         "Transformers",
     ),
-    ("samebits.integrations.tracking", "training/integrations/tracking.py", "../how-to/monitor", "TensorBoard"),
+    ("samebits.integrations.tracking", "integrations/tracking.py", "../how-to/monitor", "TensorBoard"),
 )
 """Modules that replace those of other frameworks: the file with their names, and the page that explains them."""
 

@@ -105,15 +105,18 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "core.point",
             "core.reports",
         ),
-        *("store", "service", "training", "compat"),
+        *("store", "service", "training", "compat", "integrations.epochs"),
     ),
     "__init__": ("config", "service", "start_folder", "training", "compat"),
     "earlier": (),
-    "horovod": ("training",),
-    "ray": ("config", "hosts", "store", "training"),
+    "horovod": ("horovod", "store.checkpoint", "training"),
+    "ray": ("config", "hosts", "integrations", "store"),
     "torchx": (),
-    # The one part of the launcher with which torchrun's agents keep their job's scheduler running.
-    "integrations": ("launcher.kept_scheduler", "training"),
+    # With the one part of the launcher with which torchrun's agents keep their job's scheduler running.
+    "integrations": (
+        *("core.messages", "core.point", "core.reports", "launcher.kept_scheduler"),
+        *("config", "integrations", "service", "start_folder", "store", "tracebacks", "training"),
+    ),
     "__main__": (
         "__version__",
         "commands",
@@ -130,13 +133,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 
 ONLY_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "__init__": ("config", "service", "training", "compat"),
-    "compat": ("training",),
-    "horovod": ("training",),
-    "integrations": ("launcher", "training"),
-    "ray": ("hosts", "training"),
+    "compat": ("integrations", "training"),
+    "integrations/torchrun.py": ("integrations", "launcher"),
+    "ray": ("hosts", "integrations"),
     "commands": ("training",),
 }
-"""Imports that must wait until a function is called, so that a process without training never loads torch."""
+"""Imports of a package or file that must wait until a call, so that a process without training never loads torch."""
 
 PURE = {
     *("account/events.py", "account/goodput.py", "account/recoveries.py", "account/spans.py"),
@@ -167,7 +169,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("checkpoint",),
         ("run",),
         ("elastic",),
-        ("horovod", "integrations", "zygote"),
+        ("zygote",),
     ),
     "store.checkpoint": (
         ("tree",),
@@ -187,6 +189,10 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
 """Layers inside these packages, from the lowest: a part imports only from itself and from lower layers."""
 
 TORCH = {"torch", "torch_npu", "torchvision", "functorch"}
+TORCH_ROOMS = ("training", "integrations", "horovod")
+"""The packages that import torch: the training, and what a script imports in place of another framework."""
+TORCHRUN_ENTRY = "integrations/torchrun.py"
+"""torch imports this module in every process that imports torch's elastic package."""
 PICKLE = {"pickle", "_pickle", "pickletools", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 PICKLING_CALLS = {
     *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"),
@@ -310,7 +316,7 @@ def breaches(path: str, source: str) -> list[str]:
     ]
     for imported in collected.found:
         if path not in (READS_OTHERS_INDEX, WRITES_FOR_TORCHS_TOOL) or imported.target != "pickle":
-            found += [f"{imported.line}: {text}" for text in breached_by_import(room, imported, is_pure=is_pure)]
+            found += [f"{imported.line}: {text}" for text in breached_by_import(path, room, imported, is_pure=is_pure)]
             found += [f"{imported.line}: {text}" for text in breached_by_floors(here, imported.target)]
     return [f"runtime/samebits/{path}:{text}" for text in found]
 
@@ -325,18 +331,20 @@ def breached_by_place(place: PurePosixPath, room: str, tree: ast.Module) -> Iter
         yield "1: opens with no paragraph on what lives here and what never does"
 
 
-def breached_by_import(room: str, imported: Import, *, is_pure: bool) -> Iterator[str]:
+def breached_by_import(path: str, room: str, imported: Import, *, is_pure: bool) -> Iterator[str]:
     target, when = imported.target, imported.when
     outermost = target.partition(".")[0]
     if outermost == "samebits" and room != "earlier":  # which is the whole package under another name
         if not is_under(target, (*MAY_IMPORT.get(room, ()), "errors", "named_file", "printable", "strict_json")):
             yield f"{room} may not import {target}"
-        elif when is When.LOADING and is_under(target, ONLY_INSIDE_FUNCTIONS.get(room, ())):
+        elif when is When.LOADING and is_under(
+            target, ONLY_INSIDE_FUNCTIONS.get(path, ONLY_INSIDE_FUNCTIONS.get(room, ()))
+        ):
             yield f"{room} may import {target} only inside a function"
     elif is_pure and outermost not in CORE_MAY_IMPORT:
         yield f"a pure module may not import {outermost}: a decision depends on its inputs and `now` alone"
-    if outermost in TORCH and room != "training":
-        yield f"only training imports {outermost}"
+    if outermost in TORCH and (room not in TORCH_ROOMS or path == TORCHRUN_ENTRY):
+        yield f"only {', '.join(TORCH_ROOMS)} import {outermost}"
     if outermost in PICKLE:
         yield f"{outermost} runs code that a peer or a file brings"
     if room != "config" and target in {f"os.{name}" for name in ENVIRONMENT}:
@@ -464,8 +472,8 @@ OFFENDING: list[tuple[str, str, str]] = [
         "service may not import samebits.commands",
     ),
     ("service/agent.py", "import importlib\nimportlib.import_module(name)", "whose name is computed"),
-    ("service/agent.py", "if TYPE_CHECKING:\n    import torch", "only training imports torch"),
-    ("service/agent.py", "def f():\n    from torch import nn", "only training imports torch"),
+    ("service/agent.py", "if TYPE_CHECKING:\n    import torch", "horovod import torch"),
+    ("service/agent.py", "def f():\n    from torch import nn", "horovod import torch"),
     ("service/agent.py", "from samebits import elastic", "service may not import samebits.elastic"),
     (
         "training/group/group.py",
@@ -486,8 +494,10 @@ OFFENDING: list[tuple[str, str, str]] = [
     ("commands/run/command.py", "from samebits.training import device", "only inside a function"),
     ("__main__.py", "from samebits.training import device", "__main__ may not import samebits.training"),
     ("__init__.py", "from samebits.training.elastic import run", "only inside a function"),
-    ("integrations/accelerate.py", "from samebits.training.integrations import accelerate", "only inside a function"),
-    ("training/elastic.py", "from samebits.training.integrations import accelerate", "which is no floor below it"),
+    ("integrations/torchrun.py", "from samebits.integrations import torchrun_rendezvous", "only inside a function"),
+    ("integrations/torchrun.py", "def f():\n    import torch", "horovod import torch"),
+    ("training/elastic.py", "from samebits.integrations import accelerate", "training may not import"),
+    ("training/elastic.py", "from samebits.training import zygote", "which is no floor below it"),
     (
         "__init__.py",
         "def f():\n    from samebits.launcher import follower",
@@ -579,8 +589,11 @@ def test_breach_in_any_file_of_a_tree_is_found(tmp_path: Path) -> None:
 
 def modules_outside_training() -> list[str]:
     relative = (file.relative_to(PACKAGE.parent).with_suffix("") for file in sorted(PACKAGE.rglob("*.py")))
-    dotted = [".".join(place.parts).removesuffix(".__init__") for place in relative if place.parts[1] != "training"]
+    dotted = [
+        ".".join(place.parts).removesuffix(".__init__") for place in relative if place.parts[1] not in TORCH_ROOMS
+    ]
     dotted.remove("samebits.earlier.runtime")  # which is imported as `runtime` only
+    dotted.append("samebits.integrations.torchrun")
     assert "samebits" in dotted
     return dotted
 

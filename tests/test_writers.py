@@ -40,7 +40,7 @@ WRITERS = {
     "service/process_state.py:__init__": "memory of a process of this user's, by its descriptor under /proc",
     "training/process/context.py:_record_for_torchrun": "torchrun's error file, which torch has just written",
     "commands/doctor.py:folder": "a new folder of its own, removed at once",
-    "training/integrations/ray_train.py:copy": "a checkpoint's files into a folder of this job's",
+    "integrations/ray_train.py:copy": "a checkpoint's files into a folder of this job's",
     "ray.py:to_directory": "a checkpoint's files into the folder that the caller names",
     "training/checkpoint/export.py:export_for_torch": "into a descriptor of store.durable's",
     "commands/drill/faults.py:flip_bit": "a drill damages a checkpoint that it made, on purpose",

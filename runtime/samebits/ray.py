@@ -384,7 +384,7 @@ def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> 
         def train(config):
             ray.report({"loss": 0.5})
     """
-    from samebits.training.integrations import ray_train
+    from samebits.integrations import ray_train
 
     ray_train.report(require_json("metrics", metrics), None if checkpoint is None else Path(checkpoint.path))
 
@@ -405,7 +405,7 @@ def get_checkpoint() -> Checkpoint | None:
                 with checkpoint.as_directory() as folder:
                     print(folder)
     """
-    from samebits.training.integrations import ray_train
+    from samebits.integrations import ray_train
 
     session = ray_train.current("samebits.ray.get_checkpoint()")
     folder = session.checkpoint()
@@ -457,7 +457,7 @@ def get_context() -> TrainContext:
             if ray.get_context().get_world_rank() == 0:
                 print("one line for all ranks")
     """
-    from samebits.training.integrations import ray_train
+    from samebits.integrations import ray_train
 
     session = ray_train.current("samebits.ray.get_context()")
     place = session.place()
@@ -482,7 +482,7 @@ def prepare_model(model: Any, *, parallel_strategy_kwargs: Mapping[str, Any] | N
         def train(config):
             model = ray.prepare_model(torch.nn.Linear(4, 1))
     """
-    from samebits.training.integrations import ray_train
+    from samebits.integrations import ray_train
 
     return ray_train.prepare_model(model, dict(parallel_strategy_kwargs or {}))
 
@@ -507,14 +507,14 @@ def prepare_data_loader(data_loader: Any) -> Any:
         def train(config):
             loader = ray.prepare_data_loader(torch.utils.data.DataLoader(range(64), batch_size=8, shuffle=True))
     """
-    from samebits.training.integrations import ray_train
+    from samebits.integrations import ray_train
 
     return ray_train.prepare_data_loader(data_loader)
 
 
 def main() -> None:
     """Run a worker: ``python -m samebits.ray PLAN``, which ``Trainer.fit`` starts on every host."""
-    from samebits.training.integrations import ray_train
+    from samebits.integrations import ray_train
 
     plan = Path(sys.argv[1])
     told = strict_json.loads(plan.read_bytes())

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from samebits.etcd_place import EtcdAccess, EtcdPlace
+from samebits.store.etcd.etcd_journal import CHUNK_BYTES, JOURNALS, EtcdClaim, EtcdJournal, read_etcd_journal
 from samebits.store.etcd.gateway import EtcdGateway
-from samebits.store.etcd.quorum_log import CHUNK_BYTES, JOURNALS, QuorumClaim, QuorumLog, read_log
 from samebits.store.journal import read_journal
 from tests.clusters.hosts import HostsJob
 from tests.clusters.namespaces import Host, Switch, cut_off, mend
@@ -52,7 +52,7 @@ def started(new_hosts_job: Callable[..., HostsJob], switch: Switch, cluster: Etc
 def require_whole(job: HostsJob, cluster: EtcdCluster) -> None:
     """The journal in the etcd is the one that the scheduler has written, without a record twice or missing."""
     gateway = EtcdGateway(cluster.place(), EtcdAccess())
-    found = cluster.inside[-1].submit(read_log, gateway, JOURNALS[0]).result()
+    found = cluster.inside[-1].submit(read_etcd_journal, gateway, JOURNALS[0]).result()
     written = read_journal(job.disk_of(job.place["scheduler"]) / "recovery")
     assert written is not None
     assert found == written.payloads
@@ -133,7 +133,7 @@ def on_files_of(host: Host, *words: str) -> None:
 
 def write_much(place: EtcdPlace) -> None:
     """Be another job that writes more than the space that a database of an etcd has in reserve."""
-    log, _ = QuorumLog.load(QuorumClaim.take(EtcdGateway(place, EtcdAccess()), b"another job"), "journal")
+    log, _ = EtcdJournal.load(EtcdClaim.take(EtcdGateway(place, EtcdAccess()), b"another job"), "journal")
     log.append([bytes(CHUNK_BYTES)] * 4)
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from samebits import ray
 from samebits.errors import UsageError
-from samebits.training.integrations import ray_train
+from samebits.integrations import ray_train
 from tests.clusters import ray_train_script
 from tests.clusters.ray_cluster import HOSTS, RayCluster
 from tests.clusters.ray_train_script import GATE, GATED_EPOCH

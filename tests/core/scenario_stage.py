@@ -25,17 +25,26 @@ from samebits.core.agent.agent_events import (
     Heard,
     LeaveGently,
     Leaving,
-    Mapped,
     MustEnd,
     Observed,
     Over,
     Passed,
-    Seated,
-    StopTogether,
     Trains,
 )
 from samebits.core.ledger import Policy
-from samebits.core.messages import Activity, FromWorker, Heartbeat, Holdings, Pairs, Process, Register, ReportEnvelope
+from samebits.core.messages import (
+    Activity,
+    AddressMap,
+    Admitted,
+    FromWorker,
+    Heartbeat,
+    Holdings,
+    Pairs,
+    Process,
+    Register,
+    ReportEnvelope,
+    StopAt,
+)
 from samebits.core.point import Point
 from samebits.core.ready import JobEnded, Ready, Send
 from samebits.core.records import Record
@@ -249,11 +258,11 @@ class Stage:
 
     def _obey(self, worker: Worker, notice: AgentNotice) -> None:
         match notice:
-            case Seated() | BreakGroup() | EnterAgain():
+            case Admitted() | BreakGroup() | EnterAgain():
                 worker.is_coming = True
             case LeaveGently():
                 worker.is_leaving = True
-            case StopTogether(commits):
+            case StopAt(commits=commits):
                 worker.stops_after = commits or worker.stops_after or worker.commits + 1
                 worker.is_stop_agreed = worker.is_stop_agreed or commits > 0
                 if not commits:
@@ -263,7 +272,7 @@ class Stage:
                 worker.is_leaving, worker.commits = False, 0
                 worker.stops_after, worker.is_stop_agreed = 0, False
                 worker.step = started.restore.step if started.restore else 0
-            case Mapped(_, blobs):
+            case AddressMap(blobs=blobs):
                 worker.addresses = tuple(blob.decode() for blob in blobs)
                 self._form(worker.addresses)
             case Over():

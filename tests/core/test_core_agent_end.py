@@ -16,10 +16,19 @@ from samebits.core.agent.agent_events import (
     Observed,
     Over,
     Passed,
-    Seated,
 )
 from samebits.core.end_kinds import EndKind
-from samebits.core.messages import Activity, EndJob, Fenced, Finished, Heartbeat, Leave, ReportEnvelope, RoundId
+from samebits.core.messages import (
+    Activity,
+    Admitted,
+    EndJob,
+    Fenced,
+    Finished,
+    Heartbeat,
+    Leave,
+    ReportEnvelope,
+    RoundId,
+)
 from samebits.core.point import Point
 from samebits.core.reports import LastWords
 from tests.core.desk import CREDENTIAL, STAGES, Desk, done, finished, forming, seated, training, waiting
@@ -49,7 +58,7 @@ def test_worker_seated_after_the_end_is_notified_at_once() -> None:
     desk = Desk()
     desk.step(Connected())
     desk.admitted(finished=Point(60, 1))
-    assert [type(notice) for notice in desk.ready.notices] == [Seated, Over]
+    assert [type(notice) for notice in desk.ready.notices] == [Admitted, Over]
     desk.enters()
     assert desk.agent.activity is Activity.FINISHED and desk.ready.sends == []
 

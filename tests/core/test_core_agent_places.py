@@ -14,7 +14,6 @@ from samebits.core.agent.agent_events import (
     Entered,
     Failed,
     LeaveGently,
-    Seated,
     Trains,
     Waits,
 )
@@ -54,7 +53,7 @@ def test_spare_has_no_slot_and_waits_uninvited() -> None:
     desk = Desk()
     desk.step(Connected())
     desk.hear(Admitted("mine", "job-1", 1, None, 1, 4, None))
-    assert [notice.admitted.slot for notice in desk.told(Seated)] == [None]
+    assert [notice.slot for notice in desk.told(Admitted)] == [None]
     assert desk.agent.slot is None and desk.agent.offered_place is None
     desk.enters()
     (beat,) = desk.said(Heartbeat)

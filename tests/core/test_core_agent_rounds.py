@@ -18,7 +18,6 @@ from samebits.core.agent.agent_events import (
     Failed,
     Heard,
     Invited,
-    Mapped,
     Observed,
     Passed,
     Trains,
@@ -346,7 +345,7 @@ def test_address_of_another_generation_is_ignored() -> None:
 def test_address_map_is_passed_on() -> None:
     desk = forming()
     desk.hear(AddressMap("job-1", 1, 1, (b"a", b"b")))
-    assert desk.ready.notices == [Mapped(1, (b"a", b"b"))]
+    assert desk.ready.notices == [AddressMap("job-1", 1, 1, (b"a", b"b"))]
     desk.hear(AddressMap("job-1", 1, 2, (b"a", b"b")))
     assert desk.ready.notices == []
     desk.hear(AddressMap("job-1", 0, 1, (b"a", b"b")))

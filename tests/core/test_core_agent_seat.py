@@ -15,7 +15,6 @@ from samebits.core.agent.agent_events import (
     Observed,
     SchedulerAway,
     SchedulerBack,
-    Seated,
     ToldToWait,
     Trains,
 )
@@ -147,10 +146,10 @@ def test_seat_is_announced_once_and_kept_by_heartbeats() -> None:
     desk = Desk()
     desk.step(Connected())
     desk.admitted()
-    assert desk.told(Seated) == [Seated(Admitted("mine", "job-1", 1, 3, 1, 4, None))]
+    assert desk.told(Admitted) == [Admitted("mine", "job-1", 1, 3, 1, 4, None)]
     assert desk.said(Heartbeat) == [], "its Register has reported everything"
     desk.admitted()
-    assert desk.told(Seated) == []
+    assert desk.told(Admitted) == []
     desk.passes(1.0)
     assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 1, Activity.SEATED, 0, None, 0)]
 

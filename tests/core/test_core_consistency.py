@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from samebits.core.agent.agent_events import EnterAgain, Entered, Failed, FoundEqual, Trains
+from samebits.core.agent.agent_events import EnterAgain, Entered, Failed, Trains
 from samebits.core.end_kinds import EndKind
 from samebits.core.ledger import MOST_GENERATIONS, Trust, Witnesses
 from samebits.core.messages import (
@@ -726,10 +726,10 @@ def test_agent_is_not_asked_again_to_roll_back() -> None:
 def test_agent_accepts_the_last_equal_point_only_of_its_own_generation() -> None:
     desk = training()
     desk.hear(EqualPoint("job-1", 1, 1, BACK))
-    assert desk.told(FoundEqual) == [FoundEqual(BACK)]
+    assert desk.told(EqualPoint) == [EqualPoint("job-1", 1, 1, BACK)]
     desk.hear(EqualPoint("job-1", 1, 7, BACK))
     desk.hear(EqualPoint("another", 1, 1, BACK))
-    assert not desk.told(FoundEqual)
+    assert not desk.told(EqualPoint)
 
 
 def opened(*, back_to: Point | None, number: int = 1) -> RoundOpened:

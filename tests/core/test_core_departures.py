@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from samebits.account.events import Chronicle, EventKind
-from samebits.core.agent.agent_events import AskedToLeave
 from samebits.core.messages import Depart, OperatorDecision
 from tests.core.desk import Desk, training
 from tests.core.house import House, training_house
@@ -56,8 +55,8 @@ def test_worker_accepts_the_request_once_and_only_from_its_own_scheduler() -> No
     desk: Desk = training()
     for other in (depart(job="job-2"), depart(term=0), depart(incarnation=2)):
         desk.hear(other)
-        assert desk.told(AskedToLeave) == []
+        assert desk.told(Depart) == []
     desk.hear(depart())
-    assert desk.told(AskedToLeave) == [AskedToLeave(WHY)]
+    assert desk.told(Depart) == [depart()]
     desk.hear(depart())
-    assert desk.told(AskedToLeave) == [], "a second signal would kill it while it leaves"
+    assert desk.told(Depart) == [], "a second signal would kill it while it leaves"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.agent.agent_events import CommittedByAll, Disconnected, Observed
 from samebits.core.agent.agent_events import Connected as Reconnected
+from samebits.core.agent.agent_events import Disconnected, Observed
 from samebits.core.end_kinds import EndKind
 from samebits.core.messages import CommittedPoint, ReportEnvelope, RoundOpened
 from samebits.core.point import Point
@@ -191,16 +191,16 @@ def test_agent_without_points_does_not_report_any() -> None:
 def test_process_learns_the_committed_point_but_not_from_an_earlier_term() -> None:
     desk = training()
     desk.hear(CommittedPoint("job-1", 1, 1, Point(10, 1)))
-    assert desk.told(CommittedByAll) == [CommittedByAll(Point(10, 1))]
+    assert [notice.point for notice in desk.told(CommittedPoint)] == [Point(10, 1)]
     desk.step(Disconnected())
     desk.step(Reconnected())
     desk.admitted(term=3)
     desk.hear(CommittedPoint("job-1", 2, 1, Point(20, 1)))
-    assert not desk.told(CommittedByAll)
+    assert not desk.told(CommittedPoint)
 
 
 def test_process_ignores_messages_to_an_earlier_generation() -> None:
     """The current one may have started from an older point, which would then be deleted."""
     desk = training()
     desk.hear(CommittedPoint("job-1", 1, 0, Point(30, 0)))
-    assert not desk.told(CommittedByAll)
+    assert not desk.told(CommittedPoint)

@@ -10,7 +10,6 @@ from samebits.core.agent.agent_events import (
     MustEnd,
     RefusedByAll,
     SchedulerAway,
-    Seated,
     ToldToWait,
     Trains,
 )
@@ -204,7 +203,7 @@ def test_worker_that_must_wait_stays_with_its_scheduler() -> None:
     desk.passes(30.0)
     assert look(desk) == [] and len(desk.said(Register)) == 1
     desk.admitted()
-    assert len(desk.told(Seated)) == 1
+    assert len(desk.told(Admitted)) == 1
 
 
 def test_waiting_for_a_full_world_does_not_count_as_silence() -> None:

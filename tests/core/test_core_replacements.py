@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from samebits.core.end_kinds import EndKind
-from samebits.core.membership.replacements import TOKEN_BYTES, proof_of
+from samebits.core.membership.replacement_proofs import TOKEN_BYTES, proof_of
 from samebits.core.messages import Activity, Fenced, Refusal
 from samebits.core.point import Point
 from samebits.core.records import (

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from samebits.core.membership.replacements import TOKEN_BYTES, proof_of
+from samebits.core.membership.replacement_proofs import TOKEN_BYTES, proof_of
 from samebits.core.messages import Activity, EndJob, GenerationStarted, RankPosition, RoundOpened, Sharding
 from samebits.core.point import Point
 from samebits.core.records import SCHEMA, GenerationCommitted, SeatRetired, SlotGiven, TrainingFinished

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from samebits.core.membership.replacements import TOKEN_BYTES, proof_of
+from samebits.core.membership.replacement_proofs import TOKEN_BYTES, proof_of
 from samebits.core.messages import Activity, ReportEnvelope, StopJob
 from samebits.core.records import SCHEMA, GenerationCommitted, JobRebuilt, SeatQuiet, SeatResumed, SeatRetired
 from samebits.core.reports import StopsAfter

@@ -18,13 +18,21 @@ from samebits.core.agent.agent_events import (
     Entered,
     Heard,
     Leaving,
-    Mapped,
     Observed,
     Over,
     Passed,
     Trains,
 )
-from samebits.core.messages import SCHEMA, Activity, FromScheduler, FromWorker, Holdings, Process, ProcessEnded
+from samebits.core.messages import (
+    SCHEMA,
+    Activity,
+    AddressMap,
+    FromScheduler,
+    FromWorker,
+    Holdings,
+    Process,
+    ProcessEnded,
+)
 from samebits.core.point import Point
 from samebits.core.reports import FINAL, Digest, Digests
 from samebits.core.scheduler import Received
@@ -59,7 +67,7 @@ class Room:
             match notice:
                 case Began(started):
                     self.do(session, Addressed(started.generation, session.encode()))
-                case Mapped(generation, blobs):
+                case AddressMap(generation=generation, blobs=blobs):
                     assert blobs == (b"s0", b"s1")
                     self.do(session, Trains(generation))
                 case Over():

@@ -18,8 +18,8 @@ from torch.distributed.nn import functional
 import samebits.horovod as hvd
 from samebits.core.point import Point
 from samebits.errors import CommunicationError, GenerationEndedError, UsageError
+from samebits.horovod import collectives
 from samebits.training.group import transfer
-from samebits.training.horovod import collectives
 from samebits.training.process import context
 from tests.training.commits import Commits, bits_of
 

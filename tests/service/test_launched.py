@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.core.membership.replacements import proof_of
+from samebits.core.membership.replacement_proofs import proof_of
 from samebits.service.host import proof_for
 from samebits.store import owner
 from samebits.store.owner import claim_folder

@@ -23,17 +23,24 @@ from samebits.core.agent.agent_events import (
     EnterAgain,
     Entered,
     Failed,
-    FoundEqual,
     Heard,
     MustEnd,
     Observed,
     Over,
     Passed,
-    Seated,
     Trains,
 )
 from samebits.core.ledger import Policy, Trust
-from samebits.core.messages import FromScheduler, FromWorker, GenerationStarted, Holdings, Process, Sharding
+from samebits.core.messages import (
+    Admitted,
+    EqualPoint,
+    FromScheduler,
+    FromWorker,
+    GenerationStarted,
+    Holdings,
+    Process,
+    Sharding,
+)
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobInterrupted, Record, RolledBack
 from samebits.core.reports import FINAL, Digest, Digests, SavedPoints
@@ -222,7 +229,7 @@ class ConsistencyWorld:
         rank.to_scheduler.extend(ready.sends)
         for notice in ready.notices:
             match notice:
-                case Seated():
+                case Admitted():
                     self._enter(rank)
                 case BreakGroup() if not rank.is_broken:
                     self._leave(rank, failed=False)
@@ -232,7 +239,7 @@ class ConsistencyWorld:
                     self._enter(rank)
                 case Began(started):
                     rank.place, rank.trains, rank.is_broken, rank.back_to = started, False, False, None
-                case FoundEqual(point):
+                case EqualPoint(point=point):
                     at = next((at for at, one in enumerate(rank.kept) if one[0] == point), 0)
                     del rank.kept[:at]
                 case Over():

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samebits.store import durable, journal
-from samebits.store.etcd import quorum_log
+from samebits.store.etcd import etcd_journal
 
 SECTOR_BYTES = 512
 ABOVE = ".."  # the folder's own folder: it exists, and nothing ever happens to it
@@ -237,7 +237,7 @@ class Disk:
 class Mounted:
     """Puts a disk's ``os`` into the modules that write the journal, and restores them."""
 
-    MODULES: tuple[Any, ...] = (journal, durable, quorum_log)
+    MODULES: tuple[Any, ...] = (journal, durable, etcd_journal)
 
     def __init__(self, memory_os: MemoryOs) -> None:
         self._os = memory_os

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from samebits.core.membership.replacements import proof_of
+from samebits.core.membership.replacement_proofs import proof_of
 from samebits.core.messages import (
     Activity,
     Credential,

@@ -18,9 +18,9 @@ import msgspec
 
 from samebits.errors import StoreError, SupersededError
 from samebits.etcd_place import EtcdAccess, EtcdPlace
-from samebits.store.etcd import quorum_log as log_module
+from samebits.store.etcd import etcd_journal
+from samebits.store.etcd.etcd_journal import EtcdClaim, EtcdJournal
 from samebits.store.etcd.gateway import EtcdGateway, _PassingError
-from samebits.store.etcd.quorum_log import QuorumClaim, QuorumLog
 from samebits.store.journal import Journal
 from tests.simulation.disk import Disk
 from tests.simulation.trace import Violation
@@ -84,13 +84,13 @@ class _Gateway(EtcdGateway):
 class _Claim:
     """A scheduler's claim in the etcd. The claim in the folder is modelled as the folder's lock."""
 
-    def __init__(self, quorum: QuorumClaim) -> None:
-        self.quorum = quorum
-        self.number = quorum.number
-        self.tag = f"{quorum.number}-"
+    def __init__(self, in_etcd: EtcdClaim) -> None:
+        self.in_etcd = in_etcd
+        self.number = in_etcd.number
+        self.tag = f"{in_etcd.number}-"
 
     def require(self) -> None:
-        self.quorum.require()
+        self.in_etcd.require()
 
     def require_file(self) -> None:
         pass
@@ -113,7 +113,7 @@ class Quorum:
         self._suspended = faults.suspended
         self._silent = 0  # how many requests will not be answered
         self._gateway = _Gateway(self)
-        self._superseded: list[tuple[QuorumLog, list[bytes]]] = []
+        self._superseded: list[tuple[EtcdJournal, list[bytes]]] = []
 
     def calm_down(self) -> None:
         """Writes on the way are still applied, but no further fault happens."""
@@ -124,7 +124,7 @@ class Quorum:
     def open(self, folder: Any) -> tuple[Journal, list[bytes]]:
         """Claim the job and open its journal, as at a scheduler's start."""
         self._gateway = _Gateway(self)
-        claim = _Claim(QuorumClaim.take(self._gateway, _HOLDER))
+        claim = _Claim(EtcdClaim.take(self._gateway, _HOLDER))
         self.term = claim.number
         return Journal.open(folder, claim)  # type: ignore[arg-type]
 
@@ -144,9 +144,9 @@ class Quorum:
 
     def supersede(self, journal: Journal, payloads: Sequence[bytes]) -> None:
         """Another scheduler takes over; the present one writes these payloads when it resumes."""
-        assert journal._log is not None
+        assert journal._in_etcd is not None
         self._gateway.is_superseded = True
-        self._superseded.append((journal._log, list(payloads)))
+        self._superseded.append((journal._in_etcd, list(payloads)))
 
     def resume_superseded(self) -> None:
         """The scheduler that was superseded first resumes: its append must fail, or it would send messages.
@@ -193,8 +193,8 @@ class Quorum:
 @contextmanager
 def small_chunks() -> Iterator[None]:
     """Split appends and snapshots into small values within the block."""
-    before, log_module.CHUNK_BYTES = log_module.CHUNK_BYTES, CHUNK_BYTES  # type: ignore[misc]
+    before, etcd_journal.CHUNK_BYTES = etcd_journal.CHUNK_BYTES, CHUNK_BYTES  # type: ignore[misc]
     try:
         yield
     finally:
-        log_module.CHUNK_BYTES = before  # type: ignore[misc]
+        etcd_journal.CHUNK_BYTES = before  # type: ignore[misc]

@@ -17,10 +17,8 @@ from samebits.core.agent.agent_events import (
     AgentEvent,
     AgentNotice,
     Answered,
-    AskedToLeave,
     Began,
     BreakGroup,
-    CommittedByAll,
     Completed,
     Connected,
     Disconnected,
@@ -30,21 +28,22 @@ from samebits.core.agent.agent_events import (
     Heard,
     LeaveGently,
     Leaving,
-    Mapped,
     MustEnd,
     Observed,
     Over,
     Passed,
     SchedulerAway,
     SchedulerBack,
-    Seated,
-    StopTogether,
     Trains,
 )
 from samebits.core.end_kinds import EndKind
-from samebits.core.membership.replacements import proof_of
+from samebits.core.membership.replacement_proofs import proof_of
 from samebits.core.messages import (
     PROTOCOL,
+    AddressMap,
+    Admitted,
+    CommittedPoint,
+    Depart,
     FromScheduler,
     FromWorker,
     Holdings,
@@ -53,6 +52,7 @@ from samebits.core.messages import (
     RankPosition,
     Register,
     RoundId,
+    StopAt,
 )
 from samebits.core.point import Point
 from samebits.core.replacement_names import number_of
@@ -437,7 +437,7 @@ class Worker:
                 self._registered_at = self.world.now
             case SchedulerAway():
                 self._registered_at = None
-            case Seated():
+            case Admitted():
                 self._registered_at = self.world.now
                 if self.stage is Stage.STARTING:
                     self.world.after(self.world.rng.uniform(0.05, self.world.mix.prepares_s), self._enter)
@@ -446,10 +446,10 @@ class Worker:
                     self._break_group()
             case LeaveGently():
                 self._leaves_at_commit = True
-            case AskedToLeave():
+            case Depart():
                 self._asked_to_leave()
-            case StopTogether(commits):
-                self._stop_together(commits)
+            case StopAt():
+                self._stop_together(notice.commits)
             case EnterAgain(place, look, committed):
                 takes_s = self.world.rng.uniform(0.001, 0.5 if look else 0.02)
                 self.world.after(takes_s, self._enter_again, place, look, committed, self.agent.offered)
@@ -468,13 +468,13 @@ class Worker:
                     self.committed = None
                 if not self.agent._blob:
                     self.world.after(self.world.rng.uniform(0.001, 0.02), self._publish, started.generation)
-            case Mapped(generation, blobs):
-                if self.stage is Stage.FORMING and generation == self.generation:
-                    self.world.groups.arrive(self, blobs)
+            case AddressMap():
+                if self.stage is Stage.FORMING and notice.generation == self.generation:
+                    self.world.groups.arrive(self, notice.blobs)
             case Answered():
                 self.world.keys.answered(self, notice)
-            case CommittedByAll(point):
-                self.committed = point
+            case CommittedPoint():
+                self.committed = notice.point
             case Over():
                 self.stage = Stage.OVER
                 self.world.after(self.world.rng.uniform(0.01, 1.0), self._return)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from samebits.core.agent.agent_core import AgentCore
 from samebits.core.end_kinds import EndKind
 from samebits.core.ledger import Policy
-from samebits.core.membership.replacements import TOKEN_BYTES
+from samebits.core.membership.replacement_proofs import TOKEN_BYTES
 from samebits.core.ready import Ready
 from samebits.core.records import JobRebuilt, Record
 from samebits.core.scheduler import SchedulerCore, SchedulerEvent

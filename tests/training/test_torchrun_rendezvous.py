@@ -27,12 +27,12 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from samebits.core.agent import agent_core as core_agent
 from samebits.core.messages import PROTOCOL
+from samebits.integrations import torchrun_rendezvous
+from samebits.integrations.torchrun_rendezvous import SamebitsRendezvous
 from samebits.launcher.kept_scheduler import LOG_NAME
 from samebits.net.address import folder_of_holder
 from samebits.service import log
 from samebits.store.process_identity import ProcessIdentity
-from samebits.training.integrations import torchrun
-from samebits.training.integrations.torchrun import SamebitsRendezvous
 from tests.system.processes import found_below, free_port, signal_process
 
 WAIT_S = 60.0
@@ -212,7 +212,7 @@ def test_a_node_whose_workers_followed_another_ones_failure_ends_with_one_status
 ) -> None:
     said = list[str]()
     monkeypatch.setattr(log, "warn", said.append)
-    monkeypatch.setattr(torchrun, "BLAME_S", 0.5)
+    monkeypatch.setattr(torchrun_rendezvous, "BLAME_S", 0.5)
     first, second = endpoint.agent("2"), endpoint.agent("2")
     all_meet(pool, first, second)
 
@@ -254,7 +254,7 @@ def test_error_is_the_cause_even_if_the_exiting_process_was_aborted(
     if has_raised:
         file.write_text(json.dumps({"message": {"message": "ValueError: no number", "extraInfo": {"timestamp": "1"}}}))
     error = ChildFailedError("train.py", {1: ProcessFailure(0, 8, status, str(file))})
-    assert torchrun._cause_in(error) == (f"global rank 1 (pid 8) {told[0]}", told[1])
+    assert torchrun_rendezvous._cause_in(error) == (f"global rank 1 (pid 8) {told[0]}", told[1])
 
 
 def test_an_interrupted_agent_which_torch_does_not_shut_down_leaves_at_once(
@@ -361,7 +361,7 @@ def test_an_endpoint_is_read_as_sched_host_is(
     for name, text in {"WORKER_NUM": "9", "MS_WORKER_NUM": "9", "MIN_WORKER_NUM": "9", "SCHED_HOST": ""}.items():
         monkeypatch.setenv(name, text)
     parameters = RendezvousParameters("samebits", endpoint, "digits", 2, 5, join_timeout="60")
-    settings, environment = torchrun._settings_of(parameters)
+    settings, environment = torchrun_rendezvous._settings_of(parameters)
     assert (settings.sched_host, settings.sched_port) == (host, port)
     assert (settings.worker_num, settings.spare_num, settings.job_name, settings.topo_timeout_s) == (2, 3, "digits", 60)
     assert "MS_WORKER_NUM" not in environment and "MIN_WORKER_NUM" not in environment

@@ -49,7 +49,7 @@ class Model:
         Raises:
             UsageError: the loader has another sampler or no batch size, or there are several ModelCheckpoints.
         """
-        from samebits.training.integrations.epochs import train_epochs
+        from samebits.integrations.epochs import train_epochs
 
         called = list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
         saving = [one for one in called if isinstance(one, ModelCheckpoint)]

@@ -20,7 +20,7 @@ def create(parameters: Any) -> Any:
     Args:
         parameters: ``torch.distributed.elastic.rendezvous.RendezvousParameters``.
     """
+    from samebits.integrations import torchrun_rendezvous
     from samebits.launcher.kept_scheduler import KeptScheduler
-    from samebits.training.integrations import torchrun
 
-    return torchrun.create(parameters, KeptScheduler)
+    return torchrun_rendezvous.create(parameters, KeptScheduler)

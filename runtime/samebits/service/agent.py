@@ -31,25 +31,21 @@ from samebits.core.agent.agent_events import (
     AgentNotice,
     AgentReady,
     Answered,
-    AskedToLeave,
     Began,
     BreakGroup,
     Called,
-    CommittedByAll,
     Completed,
     Connected,
     Disconnected,
     EnterAgain,
     Entered,
     Failed,
-    FoundEqual,
     GaveUp,
     Heard,
     Invited,
     KeyAsk,
     LeaveGently,
     Leaving,
-    Mapped,
     MustEnd,
     Observed,
     Over,
@@ -57,8 +53,6 @@ from samebits.core.agent.agent_events import (
     RefusedByAll,
     SchedulerAway,
     SchedulerBack,
-    Seated,
-    StopTogether,
     ToldToWait,
     Trains,
     Waits,
@@ -66,7 +60,19 @@ from samebits.core.agent.agent_events import (
 from samebits.core.agent.failover import TryNextAddress
 from samebits.core.agent.key_calls import MAX_OPEN_CALLS
 from samebits.core.end_kinds import EndKind
-from samebits.core.messages import Admitted, GenerationStarted, Holdings, KeyAnswer, KeyOp, RankPosition
+from samebits.core.messages import (
+    AddressMap,
+    Admitted,
+    CommittedPoint,
+    Depart,
+    EqualPoint,
+    GenerationStarted,
+    Holdings,
+    KeyAnswer,
+    KeyOp,
+    RankPosition,
+    StopAt,
+)
 from samebits.core.point import Point
 from samebits.core.reports import (
     MAX_ANOMALY_CHARS,
@@ -187,7 +193,7 @@ class Agent:
         self._changed = threading.Condition()
         self._admitted: Admitted | None = None
         self._began: GenerationStarted | None = None
-        self._map: Mapped | None = None
+        self._map: AddressMap | None = None
         self._again: EnterAgain | None = None
         self._tickets = itertools.count(1)
         self._key_answers: dict[int, KeyAnswer | None] = {}  # by ticket, for each open call
@@ -599,10 +605,10 @@ class Agent:
         if self._is_dying and isinstance(notice, BreakGroup | Waits):
             return  # the last line of this process's log must be its own error
         match notice:
-            case Seated(admitted):
+            case Admitted():
                 self._seat_at = None
                 with self._changed:
-                    self._admitted = admitted
+                    self._admitted = notice
                     self._changed.notify_all()
                 self.on_link(True)
             case ToldToWait():
@@ -635,7 +641,7 @@ class Agent:
                     if self.committed_point is not None and not _reaches(started.restore, self.committed_point):
                         self.committed_point = None
                     self._changed.notify_all()
-            case Mapped():
+            case AddressMap():
                 with self._changed:
                     self._map = notice
                     self._changed.notify_all()
@@ -644,10 +650,10 @@ class Agent:
                     if ticket in self._key_answers:
                         self._key_answers[ticket] = answer
                         self._changed.notify_all()
-            case CommittedByAll(point):
-                self.committed_point = point
-            case FoundEqual(point):
-                self.equal_point = point
+            case CommittedPoint():
+                self.committed_point = notice.point
+            case EqualPoint():
+                self.equal_point = notice.point
             case Over(point):
                 with self._changed:
                     self._over = point
@@ -659,11 +665,11 @@ class Agent:
             case MustEnd(reason, text):
                 assert reason.error is not None, "a job that is finished ends by itself"
                 self._must_end(reason.error(text))
-            case AskedToLeave(text):
-                log.say(f"asked to leave: {text}")
+            case Depart():
+                log.say(f"asked to leave: {notice.text}")
                 os.kill(os.getpid(), signal.SIGTERM)  # the main thread, or a plain script, decides when it may leave
-            case StopTogether(commits):
-                self._stop_after(commits)
+            case StopAt():
+                self._stop_after(notice.commits)
             case SchedulerAway():
                 self._is_away = True
                 at = f" (step {self.step})" if self.step else ""  # a spare, or torchrun's agent, counts none

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from samebits.config import Settings
-from samebits.core.membership.replacements import proof_of
+from samebits.core.membership.replacement_proofs import proof_of
 from samebits.core.messages import Process
 from samebits.core.replacement_names import number_of
 from samebits.net.address import loopback as loopback

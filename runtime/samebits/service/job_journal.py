@@ -20,8 +20,8 @@ from samebits.errors import JournalDamagedError, LockedError, ProtocolError, Sto
 from samebits.service import clock
 from samebits.spelling import spelled
 from samebits.store import journal_format
+from samebits.store.etcd.etcd_journal import EtcdClaim, remove_job
 from samebits.store.etcd.gateway import COMMAND_PATIENCE_S, EtcdGateway
-from samebits.store.etcd.quorum_log import QuorumClaim, remove_job
 from samebits.store.etcd.serving import serving
 from samebits.store.journal import JOURNAL_FILE, Journal, read_journal, refresh_copies
 from samebits.store.lock import DirectoryLock, LockHolder
@@ -128,7 +128,7 @@ def clear(settings: Settings, role: str, on_wait: Callable[[str], object]) -> No
     """
     gateway = gateway_of(settings, on_wait)
     if gateway is not None:
-        remove_job(QuorumClaim.take(gateway, LockHolder.this_process(role).note()))
+        remove_job(EtcdClaim.take(gateway, LockHolder.this_process(role).note()))
         gateway.close()
 
 

@@ -12,7 +12,7 @@ whose claim was taken over does no harm, at whichever instruction it resumes:
 - A replacement of the journal checks the claim between its last byte and its rename. A writer that claims later removes
   the temporary file of the replacement. So the rename fails, or it happens before the later writer reads.
 
-If the claim is in etcd, the journal there (``etcd.quorum_log``) is authoritative. It is written first, in a
+If the claim is in etcd, the journal there (``etcd.etcd_journal``) is authoritative. It is written first, in a
 transaction that compares the claim, and the file is a copy for all readers of the folder.
 
 The state after a failed append is defined. If the write failed (for example, because the disk is full), the partial
@@ -36,8 +36,8 @@ from samebits.etcd_place import EtcdPlace
 from samebits.printable import printable
 from samebits.spelling import spelled
 from samebits.store import durable, journal_format
+from samebits.store.etcd.etcd_journal import JOURNALS, EtcdJournal, read_etcd_journal
 from samebits.store.etcd.gateway import EtcdGateway
-from samebits.store.etcd.quorum_log import JOURNALS, QuorumLog, read_log
 from samebits.store.journal_format import JournalFault, JournalFormatError, JournalPayloads
 from samebits.store.term_claim import TermClaim
 
@@ -110,7 +110,7 @@ def refresh_copies(directory: Path, gateway: EtcdGateway) -> None:
         StoreError: etcd or the disk reports an error.
     """
     for folder in (directory, directory / KEYS_FOLDER):
-        payloads = read_log(gateway, _quorum_name(folder))
+        payloads = read_etcd_journal(gateway, _etcd_name(folder))
         if folder == directory:
             _require_copy(directory, gateway.place, payloads)
         if not payloads:
@@ -182,11 +182,11 @@ class Journal:
         contents: JournalPayloads,
         torn_tail: TornTail | None,
         claim: TermClaim | None,
-        log: QuorumLog | None = None,
+        in_etcd: EtcdJournal | None = None,
     ) -> None:
         self._path = path
         self._claim = claim
-        self._log = log
+        self._in_etcd = in_etcd
         self._descriptor = descriptor
         self._nonce = contents.nonce
         self._size_bytes = contents.end
@@ -216,11 +216,11 @@ class Journal:
             StoreError: the disk or etcd reports an error.
         """
         durable.make_directory(directory)
-        log, counting = None, None
-        if claim is not None and claim.quorum is not None:
-            log, counting = QuorumLog.load(claim.quorum, _quorum_name(directory))
+        in_etcd, counting = None, None
+        if claim is not None and claim.in_etcd is not None:
+            in_etcd, counting = EtcdJournal.load(claim.in_etcd, _etcd_name(directory))
             if directory.name != KEYS_FOLDER:
-                _require_copy(directory, claim.quorum.gateway.place, counting)
+                _require_copy(directory, claim.in_etcd.gateway.place, counting)
                 if not counting and not (directory / PLACE_FILE).exists():
                     counting = None  # the move of this folder's journal into the etcd was killed
         elif claim is not None:
@@ -240,15 +240,15 @@ class Journal:
             torn_tail = _torn_tail(path, contents, len(data), kept_in)
         if counting is not None:
             payloads = counting
-        elif log is not None and payloads:
-            log.compact(payloads)
-        if claim is not None and claim.quorum is not None and directory.name != KEYS_FOLDER:
-            _mark_copy(directory, claim.quorum.gateway.place)
+        elif in_etcd is not None and payloads:
+            in_etcd.compact(payloads)
+        if claim is not None and claim.in_etcd is not None and directory.name != KEYS_FOLDER:
+            _mark_copy(directory, claim.in_etcd.gateway.place)
         nonce = _new_nonce()
         data = journal_format.encode_file(payloads, nonce)
         descriptor = _put_in_place(_write_temporary(path, data, claim), path, claim)
         contents = JournalPayloads(nonce, len(data), payloads, len(data), None)
-        return cls(path, descriptor, contents, torn_tail, claim, log), payloads
+        return cls(path, descriptor, contents, torn_tail, claim, in_etcd), payloads
 
     @property
     def term(self) -> int:
@@ -271,7 +271,7 @@ class Journal:
 
         After a failed append, this tells whether the append was undone.
         """
-        return self._descriptor >= 0 and self._broken is None and (self._log is None or self._log.goes_on)
+        return self._descriptor >= 0 and self._broken is None and (self._in_etcd is None or self._in_etcd.goes_on)
 
     def append(self, payloads: Sequence[bytes]) -> None:
         """Make all these payloads durable, or none, with one write and one fsync.
@@ -292,7 +292,7 @@ class Journal:
                 f"{self._path}: an append of {body_bytes} bytes exceeds the limit of {journal_format.MAX_BODY_BYTES} "
                 "bytes. Fix: split it"
             )
-        self._write_to_log(lambda log: log.append(payloads))
+        self._write_to_etcd(lambda journal: journal.append(payloads))
         batch = journal_format.encode_batch(payloads, self._nonce, self._size_bytes)
         with durable.disk_errors(self._path, f"appending {len(batch)} bytes"):
             try:
@@ -327,15 +327,15 @@ class Journal:
             self._break(error)
             raise
 
-    def _write_to_log(self, write: Callable[[QuorumLog], None]) -> None:
+    def _write_to_etcd(self, write: Callable[[EtcdJournal], None]) -> None:
         """Write to etcd's journal, if there is one.
 
         A lost claim breaks this journal; after other failures it may stay usable.
         """
-        if self._log is None:
+        if self._in_etcd is None:
             return
         try:
-            write(self._log)
+            write(self._in_etcd)
         except (SupersededError, ClaimRemovedError) as error:
             self._break(error)
             raise
@@ -353,7 +353,7 @@ class Journal:
             ClaimRemovedError: the claim's file was removed; see :meth:`begin_again`.
         """
         self._require_usable()
-        self._write_to_log(lambda log: log.compact(payloads))
+        self._write_to_etcd(lambda journal: journal.compact(payloads))
         self._replace(payloads)
 
     def _replace(self, payloads: Sequence[bytes]) -> None:
@@ -397,9 +397,9 @@ class Journal:
                 f"claim, was removed, so this one has stopped. Fix: `{spelled('recover')}` continues with that journal"
             )
         self._claim, self._broken, self._is_unclaimed = claim, None, False
-        if self._log is not None and claim.quorum is not None:
-            quorum = claim.quorum
-            self._write_to_log(lambda log: log.begin_again(payloads, quorum))
+        if self._in_etcd is not None and claim.in_etcd is not None:
+            in_etcd = claim.in_etcd
+            self._write_to_etcd(lambda journal: journal.begin_again(payloads, in_etcd))
         self._replace(payloads)
 
     def close(self) -> None:
@@ -434,7 +434,7 @@ class Journal:
             self._broken = f"an append failed ({error}) and could not be undone ({second})"
 
 
-def _quorum_name(directory: Path) -> str:
+def _etcd_name(directory: Path) -> str:
     """Return the name that the folder's journal has in an etcd."""
     return JOURNALS[directory.name == KEYS_FOLDER]
 

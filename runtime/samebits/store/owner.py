@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from samebits import strict_json
-from samebits.core.membership.replacements import TOKEN_BYTES
+from samebits.core.membership.replacement_proofs import TOKEN_BYTES
 from samebits.errors import ForeignFolderError, StoreError
 from samebits.spelling import spelled
 from samebits.store import durable, private

@@ -15,7 +15,7 @@ A user may remove the claim, with or without the folder. Its owner then claims a
 the journal once more. If there is no journal, or only the owner's own, no record unknown to the owner can have been
 sent, and it rewrites the journal from memory (``Journal.begin_again``).
 
-If the journal is in etcd, the claim is made there first (``etcd.quorum_log``), with the same number, and is
+If the journal is in etcd, the claim is made there first (``etcd.etcd_journal``), with the same number, and is
 authoritative; the file protects the folder's copy.
 
 The check is fchmodat(2) on the claim's name, relative to a descriptor of the folder, because the folder may be moved
@@ -40,8 +40,8 @@ from samebits.core.records import MAX_TERM
 from samebits.errors import ClaimRemovedError, StoreError, SupersededError
 from samebits.spelling import spelled
 from samebits.store import durable
+from samebits.store.etcd.etcd_journal import EtcdClaim, TakeOver
 from samebits.store.etcd.gateway import EtcdGateway
-from samebits.store.etcd.quorum_log import QuorumClaim, TakeOver
 from samebits.store.lock import LockHolder
 
 _CLAIM = re.compile(r"term\.([1-9][0-9]{0,17})")
@@ -59,10 +59,10 @@ class TermClaim:
 
     Attributes:
         number: the term, higher than all terms that were claimed before or that ``floor`` reported.
-        quorum: the claim in etcd, if the journal is in one.
+        in_etcd: the claim in etcd, if the journal is in one.
     """
 
-    def __init__(self, directory: Path, number: int, quorum: QuorumClaim | None = None) -> None:
+    def __init__(self, directory: Path, number: int, in_etcd: EtcdClaim | None = None) -> None:
         self._directory = directory
         self._path = _path(directory, number)
         self._note = b""
@@ -71,7 +71,7 @@ class TermClaim:
             self._folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._folder)
         self.number = number
-        self.quorum = quorum
+        self.in_etcd = in_etcd
 
     @classmethod
     def take(
@@ -104,11 +104,11 @@ class TermClaim:
                 f"starts: another program has left {_path(directory, number - 1).name}, or the journal is damaged. "
                 f"Fix: remove that file; or `{spelled('run', '--fresh')}` moves the folder aside"
             )
-        holder, quorum = LockHolder.this_process(role).note(), None
+        holder, in_etcd = LockHolder.this_process(role).note(), None
         if gateway is not None:
-            quorum = QuorumClaim.take(gateway, holder, number - 1, take_over)
-            number = quorum.number
-        claim = cls(directory, number, quorum)
+            in_etcd = EtcdClaim.take(gateway, holder, number - 1, take_over)
+            number = in_etcd.number
+        claim = cls(directory, number, in_etcd)
         claim._create(holder + os.urandom(16).hex().encode())
         claims = _claims(directory)
         if max(claims, default=0) > claim.number:
@@ -137,8 +137,8 @@ class TermClaim:
             ClaimRemovedError: the claim is gone, and no scheduler has claimed this term or a later one.
             StoreError: the claim cannot be checked on the disk or in the etcd.
         """
-        if self.quorum is not None:
-            self.quorum.require()
+        if self.in_etcd is not None:
+            self.in_etcd.require()
         self.require_file()
 
     def require_file(self) -> None:

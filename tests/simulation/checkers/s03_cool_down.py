@@ -6,7 +6,7 @@ training it is seated in the lost slot of its own line. Only a session that prov
 
 from __future__ import annotations
 
-from samebits.core.membership.replacements import proof_of
+from samebits.core.membership.replacement_proofs import proof_of
 from samebits.core.messages import Refusal, Refused, Register
 from samebits.core.records import SeatGranted, SpareAdmitted
 from samebits.core.replacement_names import replaces

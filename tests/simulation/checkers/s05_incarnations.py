@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits.core.agent.agent_events import Seated
+from samebits.core.messages import Admitted
 from samebits.core.records import JobRebuilt, SeatGranted, SpareAdmitted
 from samebits.core.scheduler import SchedulerCore, SchedulerEvent
 from tests.simulation.checkers.base import Checker
@@ -35,7 +35,7 @@ class Incarnations(Checker):
         self.world.when_durable[SpareAdmitted].append(self._durable)
         self.world.when_durable[JobRebuilt].append(self._durably_rebuilt)
         self.world.watch_loaded.append(self._loaded)
-        self.world.when_noticed[Seated].append(self._seated)
+        self.world.when_noticed[Admitted].append(self._seated)
 
     def _granted(self, event: SchedulerEvent | None, record: SeatGranted | SpareAdmitted) -> None:
         is_late = self.world.witness.is_late(event, record)
@@ -55,8 +55,7 @@ class Incarnations(Checker):
         """A number that never became durable was never handed out."""
         self._highest = dict(self._durable_highest)
 
-    def _seated(self, worker: Worker, notice: Seated) -> None:
-        admitted = notice.admitted
+    def _seated(self, worker: Worker, admitted: Admitted) -> None:
         key = (admitted.job, worker.node, admitted.incarnation)
         if self._told.setdefault(key, worker.session) != worker.session:
             self.violated(f"{worker} and {self._told[key]} are both incarnation {admitted.incarnation}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits.core.agent.agent_events import Began, Mapped
+from samebits.core.agent.agent_events import Began
 from samebits.core.messages import AddressMap, GenerationStarted, RankPosition
 from samebits.core.records import GenerationCommitted
 from samebits.core.scheduler import SchedulerEvent
@@ -24,7 +24,7 @@ class OneView(Checker):
         self.world.when_said[GenerationStarted].append(self._started)
         self.world.when_said[AddressMap].append(self._mapped)
         self.world.when_noticed[Began].append(self._began)
-        self.world.when_noticed[Mapped].append(self._has_map)
+        self.world.when_noticed[AddressMap].append(self._has_map)
         self.world.watch_trained.append(self._trained)
 
     def _committed(self, generation: int) -> GenerationCommitted | None:
@@ -70,7 +70,7 @@ class OneView(Checker):
         if (started.world_size, started.restore) != (len(committed.members), committed.restore):
             self.violated(f"{worker} began {started}, the record says {committed}")
 
-    def _has_map(self, worker: Worker, notice: Mapped) -> None:
+    def _has_map(self, worker: Worker, notice: AddressMap) -> None:
         if worker.agent.job == self.world.witness.job and notice.generation == worker.generation:
             own = session_in(notice.blobs[worker.rank])
             if own != worker.session:

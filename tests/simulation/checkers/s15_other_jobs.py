@@ -6,7 +6,7 @@ the lost one. A process of an older job, or of none, is never admitted, and leav
 
 from __future__ import annotations
 
-from samebits.core.agent.agent_events import Began, Over, Seated
+from samebits.core.agent.agent_events import Began, Over
 from samebits.core.messages import Admitted, FromScheduler, GenerationStarted, Pending, Register, RoundOpened
 from samebits.core.ready import Ready
 from samebits.core.records import GenerationCommitted, JobRebuilt
@@ -26,7 +26,7 @@ class OtherJobs(Checker):
         self.world.watch_agent.append(self._agent)
         for kind in (Admitted, Pending, RoundOpened, GenerationStarted):
             self.world.when_said[kind].append(self._said)
-        for notice in (Seated, Began, Over):
+        for notice in (Admitted, Began, Over):
             self.world.when_noticed[notice].append(self._noticed)
 
     def _agent(self, worker: Worker) -> None:
@@ -98,6 +98,6 @@ class OtherJobs(Checker):
         if not number.isdigit() or self.world.started[int(number) - 1].oddity is not Oddity.NONE:
             self.violated(f"{message} is sent to {session}, a stranger")
 
-    def _noticed(self, worker: Worker, notice: Seated | Began | Over) -> None:
+    def _noticed(self, worker: Worker, notice: Admitted | Began | Over) -> None:
         if worker.oddity is not Oddity.NONE:
             self.violated(f"{worker}, a stranger ({worker.oddity.value}), gets {notice}")

@@ -8,30 +8,30 @@ from typing import Any
 
 from samebits.errors import StoreError
 from samebits.store import journal_format
-from samebits.store.etcd import quorum_log as log_module
+from samebits.store.etcd import etcd_journal
+from samebits.store.etcd.etcd_journal import EtcdJournal
 from samebits.store.etcd.gateway import Equals, EtcdGateway, PutKey, Remove
-from samebits.store.etcd.quorum_log import QuorumLog
 from samebits.store.journal import Journal
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.quorum import QuorumFaults
 
-WRITE_TO_LOG = Journal._write_to_log
+WRITE_TO_LOG = Journal._write_to_etcd
 
 
-def _write_without_claim(self: QuorumLog, before: Equals, change: PutKey) -> None:
+def _write_without_claim(self: EtcdJournal, before: Equals, change: PutKey) -> None:
     if not self._gateway.change([before], [change]) and self._gateway.get(change.key).value != change.value:
         raise StoreError("the key was changed")
 
 
-def _write_without_reading_back(self: QuorumLog, before: Equals, change: PutKey) -> None:
+def _write_without_reading_back(self: EtcdJournal, before: Equals, change: PutKey) -> None:
     self._gateway.change([self._claim.condition, before], [change])
 
 
-def _append_until_it_fits(self: QuorumLog, payloads: Sequence[bytes]) -> None:
+def _append_until_it_fits(self: EtcdJournal, payloads: Sequence[bytes]) -> None:
     """Writes the batch to the next free index, although an unanswered attempt may have used the first one."""
     for _ in range(8):
-        data = journal_format.encode_batch(payloads, self._head.nonce, log_module._LOG_OFFSET + self._next)
-        change = PutKey(self._key(self._next), log_module._PART.pack(0, 1) + data)
+        data = journal_format.encode_batch(payloads, self._head.nonce, etcd_journal._LOG_OFFSET + self._next)
+        change = PutKey(self._key(self._next), etcd_journal._PART.pack(0, 1) + data)
         self._next += 1
         if self._gateway.change([self._claim.condition, Equals(change.key, None)], [change]):
             return
@@ -39,15 +39,15 @@ def _append_until_it_fits(self: QuorumLog, payloads: Sequence[bytes]) -> None:
     raise StoreError("no index is free")
 
 
-def _append_all_but_the_last_value(self: QuorumLog, payloads: Sequence[bytes]) -> None:
+def _append_all_but_the_last_value(self: EtcdJournal, payloads: Sequence[bytes]) -> None:
     """Returns while the batch's last value is on the way; it is written with the next batch."""
     late: Callable[[], None] | None = getattr(self._gateway, "late", None)
     if late is not None:
         late()
-    data = journal_format.encode_batch(payloads, self._head.nonce, log_module._LOG_OFFSET + self._next)
-    chunks = list(log_module._chunks(data))
+    data = journal_format.encode_batch(payloads, self._head.nonce, etcd_journal._LOG_OFFSET + self._next)
+    chunks = list(etcd_journal._chunks(data))
     puts = [
-        (self._key(self._next + part), log_module._PART.pack(part, len(chunks)) + chunk)
+        (self._key(self._next + part), etcd_journal._PART.pack(part, len(chunks)) + chunk)
         for part, chunk in enumerate(chunks)
     ]
     for key, value in puts[:-1]:
@@ -56,20 +56,20 @@ def _append_all_but_the_last_value(self: QuorumLog, payloads: Sequence[bytes]) -
     self._gateway.late = lambda: self._put(*puts[-1])  # type: ignore[attr-defined]
 
 
-def _write_copy_only(self: Journal, write: Callable[[QuorumLog], None]) -> None:
+def _write_copy_only(self: Journal, write: Callable[[EtcdJournal], None]) -> None:
     """The folder's copy alone is durable while the etcd does not answer."""
     with contextlib.suppress(StoreError):
         WRITE_TO_LOG(self, write)
 
 
-def _remove_by_range(self: QuorumLog) -> None:
+def _remove_by_range(self: EtcdJournal) -> None:
     """Removes every journal but the present one; a late attempt removes those that are written since."""
     base, nonce = f"{self._gateway.place.prefix}/{self._name}/", f"{self._head.nonce:016x}"
     others = [Remove(f"{base}0", f"{base}{nonce}/"), Remove(f"{base}{nonce}0", f"{base}g")]
     self._gateway.change([self._claim.condition], others)
 
 
-def _remove_nothing(self: QuorumLog) -> None:
+def _remove_nothing(self: EtcdJournal) -> None:
     pass
 
 
@@ -77,7 +77,7 @@ def _accept_any_state(self: EtcdGateway, member: object, revision: int) -> None:
     pass
 
 
-LOG = "samebits.store.etcd.quorum_log.QuorumLog"
+LOG = "samebits.store.etcd.etcd_journal.EtcdJournal"
 ETCD: dict[str, Any] = {
     "quorum": QuorumFaults(lost=0.05, unanswered=0.2, late=0.2, twice=0.1, leaderless=0.02),
     "p_torn": 0.1,
@@ -115,7 +115,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "quorum: answers sent once the copy is durable",
         frozenset({"S4"}),
         100,
-        patches={f"{Journal.__module__}.Journal._write_to_log": _write_copy_only},
+        patches={f"{Journal.__module__}.Journal._write_to_etcd": _write_copy_only},
         changes=ETCD,
     ),
     Mutant(

@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from samebits.core.agent.agent_core import AgentCore
-from samebits.core.membership.replacements import Claim, Replacements
+from samebits.core.membership.replacement_proofs import Claim, ReplacementProofs
 from samebits.core.messages import Holdings, RankPosition, Register, RoundOpened, Sharding
 from samebits.core.ready import Ready
 from samebits.core.records import GenerationCommitted, SeatRetired, SlotGiven
@@ -170,11 +170,11 @@ REPLACED |= {"spare_num": 0, "chaos_s": 60.0, "quiet_start_s": 8.0, "step_s": 0.
 REPLACED |= {"cool_down_s": 30.0, "rates_hz": {"worker killed": 0.2, "replacement forged": 0.5}}
 
 
-def _believes_every_proof(replacements: Replacements, message: Register) -> bool:
+def _believes_every_proof(replacements: ReplacementProofs, message: Register) -> bool:
     return bool(message.proof)
 
 
-def _takes_spent_numbers(replacements: Replacements, message: Register) -> Claim:
+def _takes_spent_numbers(replacements: ReplacementProofs, message: Register) -> Claim:
     """A replaced number is as good as a new one."""
     with mock.patch.dict(replacements._ledger.state.replacements):
         newest = replacements.newest(message.node)
@@ -183,21 +183,21 @@ def _takes_spent_numbers(replacements: Replacements, message: Register) -> Claim
             return _CLAIM(replacements, message)
 
 
-_CLAIM = Replacements.claim
+_CLAIM = ReplacementProofs.claim
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a proof is not compared",
         frozenset({"S3"}),
         30,
-        patches={"samebits.core.membership.replacements.Replacements.is_proven": _believes_every_proof},
+        patches={"samebits.core.membership.replacement_proofs.ReplacementProofs.is_proven": _believes_every_proof},
         changes=REPLACED,
     ),
     Mutant(
         "a used number is accepted again",
         frozenset({"S3", "S5"}),
         60,
-        patches={"samebits.core.membership.replacements.Replacements.claim": _takes_spent_numbers},
+        patches={"samebits.core.membership.replacement_proofs.ReplacementProofs.claim": _takes_spent_numbers},
         changes=REPLACED,
     ),
     Mutant(

@@ -15,8 +15,8 @@ import pytest
 
 from samebits.errors import StoreError
 from samebits.etcd_place import EtcdAccess
+from samebits.store.etcd.etcd_journal import EtcdClaim, EtcdJournal, read_etcd_journal
 from samebits.store.etcd.gateway import EtcdGateway
-from samebits.store.etcd.quorum_log import QuorumClaim, QuorumLog, read_log
 from samebits.store.journal import Journal, read_journal
 from samebits.store.term_claim import TermClaim
 from tests.store.etcd.etcd_cluster import ETCD, EtcdCluster, cluster_in
@@ -59,14 +59,14 @@ def test_journal_and_its_copy_keep_every_record_while_leaders_die_and_stop(
         write(20)
         cluster.signal(stopped, signal.SIGCONT)
         write(20)
-    assert read_log(gateway, "journal") == written
+    assert read_etcd_journal(gateway, "journal") == written
     copy = read_journal(folder)
     assert copy is not None
     assert copy.payloads == written
 
 
 def test_append_waits_for_a_lost_majority_and_is_written_once(cluster: EtcdCluster) -> None:
-    log, _ = QuorumLog.load(QuorumClaim.take(EtcdGateway(cluster.place(), EtcdAccess()), b"a scheduler"), "journal")
+    log, _ = EtcdJournal.load(EtcdClaim.take(EtcdGateway(cluster.place(), EtcdAccess()), b"a scheduler"), "journal")
     log.append([b"before"])
     for member in (0, 1):
         cluster.signal(member, signal.SIGKILL)
@@ -78,13 +78,17 @@ def test_append_waits_for_a_lost_majority_and_is_written_once(cluster: EtcdClust
         cluster.start(member)
     writer.join()
     log.append([b"after"])
-    assert read_log(EtcdGateway(cluster.place(), EtcdAccess()), "journal") == [b"before", b"meanwhile", b"after"]
+    assert read_etcd_journal(EtcdGateway(cluster.place(), EtcdAccess()), "journal") == [
+        b"before",
+        b"meanwhile",
+        b"after",
+    ]
 
 
 def test_full_database_refuses_in_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
     with cluster_in(tmp_path / "etcd", "--quota-backend-bytes", str(1 << 20), members=1) as cluster:
         gateway = EtcdGateway(cluster.place(), EtcdAccess())
-        log, _ = QuorumLog.load(QuorumClaim.take(gateway, b"a scheduler"), "journal")
+        log, _ = EtcdJournal.load(EtcdClaim.take(gateway, b"a scheduler"), "journal")
         confirmed: list[bytes] = []
         with pytest.raises(StoreError, match=r"the etcd's database is full .*; nothing was written\. Fix: make room"):
             for number in range(100):
@@ -93,7 +97,7 @@ def test_full_database_refuses_in_one_sentence_and_loses_nothing(tmp_path: Path)
                 confirmed.append(payload)
         assert 0 < len(confirmed) < 100
         assert log.goes_on
-        assert read_log(gateway, "journal") == confirmed
+        assert read_etcd_journal(gateway, "journal") == confirmed
 
 
 def certificates(folder: Path) -> EtcdAccess:
@@ -140,9 +144,9 @@ def test_etcd_with_tls_and_passwords_admits_only_the_right_client(tmp_path: Path
             etcdctl(*words)
         access = replace(made, user="trainer", password="secret")
         gateway = EtcdGateway(cluster.place(), access)
-        log, _ = QuorumLog.load(QuorumClaim.take(gateway, b"a scheduler"), "journal")
+        log, _ = EtcdJournal.load(EtcdClaim.take(gateway, b"a scheduler"), "journal")
         log.append([b"a"])
-        assert read_log(gateway.another(), "journal") == [b"a"]
+        assert read_etcd_journal(gateway.another(), "journal") == [b"a"]
         elsewhere = certificates(tmp_path / "others")
         for wrong, why in (
             (replace(access, authority=elsewhere.authority), r"not accepted .*Fix: export ETCDCTL_CACERT"),

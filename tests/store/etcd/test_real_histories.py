@@ -19,8 +19,8 @@ import pytest
 
 from samebits.errors import StoreError, SupersededError
 from samebits.etcd_place import EtcdAccess, EtcdPlace
+from samebits.store.etcd.etcd_journal import EtcdClaim, EtcdJournal, read_etcd_journal
 from samebits.store.etcd.gateway import Equals, EtcdGateway, PutKey
-from samebits.store.etcd.quorum_log import QuorumClaim, QuorumLog, read_log
 from tests.core.key_world import CALLS, Build, World
 from tests.core.linearizability import NEVER, has_order, is_linearizable
 from tests.store.etcd.etcd_cluster import ETCD, EtcdCluster, cluster_in
@@ -100,7 +100,7 @@ def schedule(place: EtcdPlace, history: History, name: int, seed: int) -> None:
     while number < APPENDS:
         read = history.begin()
         try:
-            log, payloads = QuorumLog.load(QuorumClaim.take(gateway, HOLDER), "journal")
+            log, payloads = EtcdJournal.load(EtcdClaim.take(gateway, HOLDER), "journal")
         except SupersededError:
             history.discard(read)
             continue
@@ -131,7 +131,7 @@ def read(place: EtcdPlace, history: History, is_over: threading.Event) -> None:
     earliest = 0
     while not is_over.wait(0.05):
         call = history.begin()
-        history.end(call, tuple(read_log(gateway, "journal") or ()))
+        history.end(call, tuple(read_etcd_journal(gateway, "journal") or ()))
         call.began, earliest = earliest, call.ended
 
 
@@ -181,12 +181,12 @@ def recorded(cluster: EtcdCluster, seed: int) -> History:
         for one in others:
             one.result()
     last = history.begin()
-    _, payloads = QuorumLog.load(QuorumClaim.take(EtcdGateway(place, EtcdAccess()), HOLDER), "journal")
+    _, payloads = EtcdJournal.load(EtcdClaim.take(EtcdGateway(place, EtcdAccess()), HOLDER), "journal")
     history.end(last, tuple(payloads or ()))
     return history
 
 
-def _write_without_claim(self: QuorumLog, before: Equals, change: PutKey) -> None:
+def _write_without_claim(self: EtcdJournal, before: Equals, change: PutKey) -> None:
     while not self._gateway.change([], [change]):
         pass
 
@@ -194,9 +194,9 @@ def _write_without_claim(self: QuorumLog, before: Equals, change: PutKey) -> Non
 def test_checker_finds_schedulers_that_overwrite_each_other(
     cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(QuorumLog, "_write", _write_without_claim)
+    monkeypatch.setattr(EtcdJournal, "_write", _write_without_claim)
     first, second = (
-        QuorumLog.load(QuorumClaim.take(EtcdGateway(cluster.place(), EtcdAccess()), HOLDER), "journal")[0]
+        EtcdJournal.load(EtcdClaim.take(EtcdGateway(cluster.place(), EtcdAccess()), HOLDER), "journal")[0]
         for _ in range(2)
     )
     history = History()
@@ -205,7 +205,7 @@ def test_checker_finds_schedulers_that_overwrite_each_other(
         log.append([payload])
         history.end(call)
     last = history.begin()
-    history.end(last, tuple(read_log(EtcdGateway(cluster.place(), EtcdAccess()), "journal") or ()))
+    history.end(last, tuple(read_etcd_journal(EtcdGateway(cluster.place(), EtcdAccess()), "journal") or ()))
     assert not history.is_linearizable()
 
 
@@ -218,7 +218,7 @@ class KeysInEtcd(World):
     def __init__(self, place: EtcdPlace, seed: int, disturb: Callable[[Random], None]) -> None:
         self._place = place
         self._disturb = disturb
-        self._former: QuorumLog | None = None
+        self._former: EtcdJournal | None = None
         self._log, _ = self._opened()
         super().__init__(seed, is_durable=True, build=Build())
 
@@ -239,9 +239,9 @@ class KeysInEtcd(World):
         self._log, payloads = self._opened()
         return payloads
 
-    def _opened(self) -> tuple[QuorumLog, list[bytes]]:
-        claim = QuorumClaim.take(EtcdGateway(self._place, EtcdAccess()), HOLDER)
-        log, payloads = QuorumLog.load(claim, "keys")
+    def _opened(self) -> tuple[EtcdJournal, list[bytes]]:
+        claim = EtcdClaim.take(EtcdGateway(self._place, EtcdAccess()), HOLDER)
+        log, payloads = EtcdJournal.load(claim, "keys")
         return log, payloads or []
 
 

@@ -18,24 +18,20 @@ from samebits.core.agent.agent_events import (
     AgentEvent,
     AgentReady,
     Answered,
-    AskedToLeave,
     Began,
     BreakGroup,
     Called,
-    CommittedByAll,
     Completed,
     Connected,
     Disconnected,
     EnterAgain,
     Entered,
     Failed,
-    FoundEqual,
     GaveUp,
     Heard,
     Invited,
     LeaveGently,
     Leaving,
-    Mapped,
     MustEnd,
     Observed,
     Over,
@@ -43,8 +39,6 @@ from samebits.core.agent.agent_events import (
     RefusedByAll,
     SchedulerAway,
     SchedulerBack,
-    Seated,
-    StopTogether,
     ToldToWait,
     Trains,
     Waits,
@@ -606,13 +600,13 @@ class AgentCore:
                     self._generation_started(message)
             case AddressMap():
                 if self._is_of_my_job(message) and message.generation == self.generation:
-                    self._ready.notices.append(Mapped(message.generation, message.blobs))
+                    self._ready.notices.append(message)
             case CommittedPoint():
                 if self._is_of_my_job(message) and message.generation >= self.generation:
-                    self._ready.notices.append(CommittedByAll(message.point))
+                    self._ready.notices.append(message)
             case EqualPoint():
                 if self._is_of_my_job(message) and message.generation == self.generation:
-                    self._ready.notices.append(FoundEqual(message.point))
+                    self._ready.notices.append(message)
             case Explain():
                 if self._is_of_my_job(message):
                     self._reports.to_explain = (message.point, message.commits)
@@ -629,10 +623,10 @@ class AgentCore:
             case Depart():
                 if self._is_for_me(message) and not self._departs:
                     self._departs = True  # requests repeat until it has left; one answer is enough
-                    self._ready.notices.append(AskedToLeave(message.text))
+                    self._ready.notices.append(message)
             case StopAt():
                 if self._is_of_my_job(message) and message.generation == self.generation:
-                    self._ready.notices.append(StopTogether(message.commits))
+                    self._ready.notices.append(message)
                     self._repeat(StopsAfter)
             case Finished():
                 if self.seated and message.job == self.job:  # true in every term
@@ -678,7 +672,7 @@ class AgentCore:
         self.term = message.term
         self._link = replace(self._link, state=LinkState.REGISTERED, refused_since=None)
         if first:
-            self._ready.notices.append(Seated(message))
+            self._ready.notices.append(message)
         elif resumed:
             self._ready.notices.append(SchedulerBack(message.term, self._now - self._link.away_since))
         if message.finished is not None:

@@ -1,7 +1,7 @@
 """Events for an agent and notices for its process, as frozen values without behavior.
 
 Events come from the process, the clock and the connection. ``core/agent/agent_core.py`` handles events and emits
-notices.
+notices. A message of the scheduler that the process needs unchanged is itself the notice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from samebits.core.agent.failover import TryNextAddress
 from samebits.core.end_kinds import EndKind
 from samebits.core.messages import (
+    AddressMap,
     Admitted,
+    CommittedPoint,
+    Depart,
+    EqualPoint,
     FromScheduler,
     FromWorker,
     GenerationStarted,
@@ -19,6 +23,7 @@ from samebits.core.messages import (
     KeyAnswer,
     KeyOp,
     RankPosition,
+    StopAt,
 )
 from samebits.core.point import Point
 from samebits.core.reports import Report
@@ -163,13 +168,6 @@ AgentEvent = (
 
 
 @dataclass(frozen=True, slots=True)
-class Seated:
-    """The process has a seat."""
-
-    admitted: Admitted
-
-
-@dataclass(frozen=True, slots=True)
 class ToldToWait:
     """Notice: there is no seat yet. Ask again in ``retry_after_s`` seconds; 0: not all workers have registered."""
 
@@ -228,28 +226,6 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
-    """Notice: the addresses of the generation's members, in rank order."""
-
-    generation: int
-    blobs: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedByAll:
-    """Notice: every rank has this point on disk, so older ones may be deleted."""
-
-    point: Point
-
-
-@dataclass(frozen=True, slots=True)
-class FoundEqual:
-    """Notice: all ranks were equal at this point, so older copies in memory are no longer needed."""
-
-    point: Point
-
-
-@dataclass(frozen=True, slots=True)
 class Over:
     """Notice: training is finished on every rank. ``point`` is the final one."""
 
@@ -263,23 +239,6 @@ class MustEnd:
     reason: EndKind
     text: str
     may_return: bool = False  # with a new session, after it has left its generation
-
-
-@dataclass(frozen=True, slots=True)
-class AskedToLeave:
-    """Notice: leave the job at the next commit, as after SIGTERM."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class StopTogether:
-    """Notice: stop after the commit with this number in the generation.
-
-    0 means that no commit has been agreed yet, so the process must not train past its next one.
-    """
-
-    commits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +263,7 @@ class Answered:
 
 
 AgentNotice = (
-    Seated
+    Admitted
     | ToldToWait
     | TryNextAddress
     | BreakGroup
@@ -313,13 +272,13 @@ AgentNotice = (
     | Invited
     | Waits
     | Began
-    | Mapped
-    | CommittedByAll
-    | FoundEqual
+    | AddressMap
+    | CommittedPoint
+    | EqualPoint
     | Over
     | MustEnd
-    | AskedToLeave
-    | StopTogether
+    | Depart
+    | StopAt
     | SchedulerAway
     | SchedulerBack
     | Answered

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from samebits.core.ledger import NAMED, Ledger
 from samebits.core.membership.leases import Leases
 from samebits.core.membership.rebuild import highest_unheard_incarnation, is_placeholder
-from samebits.core.membership.replacements import Claim, Replacements
+from samebits.core.membership.replacement_proofs import Claim, ReplacementProofs
 from samebits.core.membership.world import World
 from samebits.core.messages import (
     PROTOCOL,
@@ -60,7 +60,7 @@ class Admission:
         self._leases = leases
         self._world = world
         self._give_slots = give_slots
-        self._replacements = Replacements(ledger)
+        self._replacements = ReplacementProofs(ledger)
         self.pending: dict[str, Waiting] = {}  # by session: waiting until all workers are registered
         self.refused: dict[str, Waiting] = {}  # by session: refused for now
         self._silent: dict[str, None] = {}  # sessions that have not asked again in time, and are still connected

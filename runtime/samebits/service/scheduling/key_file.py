@@ -77,7 +77,7 @@ class KeyFile:
                 self._claim.require()
             owner = records[0].job if isinstance(records[0], KeysOf) else ""
             log.warn(f"{self._path} holds the keys of another job: moved aside to {move_aside(self._path, owner)}")
-            if self._claim is not None and self._claim.quorum is not None:
+            if self._claim is not None and self._claim.in_etcd is not None:
                 with Journal.open(self._path, self._claim)[0] as journal:
                     journal.compact([])
 

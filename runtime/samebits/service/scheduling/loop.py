@@ -53,8 +53,8 @@ from samebits.service.scheduling.key_file import KeyFile
 from samebits.service.scheduling.unknown_peers import UnknownPeers
 from samebits.spelling import spelled
 from samebits.store import private
+from samebits.store.etcd.etcd_journal import TakeOver
 from samebits.store.etcd.gateway import PATIENCE_S, EtcdGateway
-from samebits.store.etcd.quorum_log import TakeOver
 from samebits.store.etcd.serving import ServingNotice, wait_for_turn
 from samebits.store.journal import Journal
 from samebits.store.lock import DirectoryLock, LockHolder

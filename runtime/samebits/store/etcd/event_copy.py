@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from samebits.errors import StoreError
+from samebits.store.etcd.etcd_journal import EVENTS
 from samebits.store.etcd.gateway import Equals, EtcdGateway, PutKey, Remove
-from samebits.store.etcd.quorum_log import EVENTS
 
 MOST_BYTES: Final = 4 << 20
 """Limit of the copy's size, equal to that of all parts in the folder; older lines are removed."""

@@ -5,7 +5,7 @@
   <prefix>/serving   the serving scheduler: its process, and where it listens; attached to a lease
 
 The lease only determines when other schedulers take over. A live scheduler whose lease ended during a long pause is
-superseded like any other (``quorum_log``): the claim decides which scheduler may write.
+superseded like any other (``etcd_journal``): the claim decides which scheduler may write.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Final
 import msgspec
 
 from samebits.errors import StoreError
+from samebits.store.etcd.etcd_journal import SERVING, EtcdClaim
 from samebits.store.etcd.gateway import Equals, EtcdGateway, PutKey
-from samebits.store.etcd.quorum_log import SERVING, QuorumClaim
 from samebits.store.lock import LockHolder
 from samebits.store.process_identity import host_id
 from samebits.store.term_claim import TermClaim
@@ -135,8 +135,8 @@ class ServingNotice:
 
     def begin(self, claim: TermClaim) -> None:
         """Keep the announcement alive, in a thread, while the claim is valid."""
-        assert claim.quorum is not None
-        self._thread = threading.Thread(target=self._run, args=(claim.quorum,), name="samebits-serving", daemon=True)
+        assert claim.in_etcd is not None
+        self._thread = threading.Thread(target=self._run, args=(claim.in_etcd,), name="samebits-serving", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class ServingNotice:
         if self._thread is not None:
             self._thread.join(2 * LOOK_S)
 
-    def _run(self, claim: QuorumClaim) -> None:
+    def _run(self, claim: EtcdClaim) -> None:
         while not self._is_over.wait(self._lease_s / _RENEWALS):
             with contextlib.suppress(StoreError):  # while the etcd is away, others cannot take over either
                 if not self._gateway.renew(self._lease):

@@ -1,4 +1,4 @@
-"""Horovod's PyTorch API as thin wrappers, exported as ``samebits.horovod``.
+"""Horovod's PyTorch API: ``import samebits.horovod as hvd`` replaces ``import horovod.torch as hvd``.
 
 A script written for ``horovod.torch`` need not change its calls; each has the meaning of its SameBits counterpart.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from samebits.errors import CommunicationError as HorovodInternalError
 from samebits.errors import HostsUpdatedInterrupt
-from samebits.training.horovod import elastic
-from samebits.training.horovod.collectives import (
+from samebits.horovod import elastic
+from samebits.horovod.collectives import (
     Average,
     Compression,
     Max,
@@ -33,7 +33,7 @@ from samebits.training.horovod.collectives import (
     shutdown,
     size,
 )
-from samebits.training.horovod.optimizer import DistributedOptimizer
+from samebits.horovod.optimizer import DistributedOptimizer
 
 __all__ = [
     "Average",

@@ -44,7 +44,7 @@ class Claim(enum.Enum):
     OF_NOBODY = "its predecessor holds nothing: it is treated like its line's first node"
 
 
-class Replacements:
+class ReplacementProofs:
     """Checks whether a node is a replacement, without changing anything."""
 
     def __init__(self, ledger: Ledger) -> None:

@@ -14,9 +14,9 @@ from typing import Any, TypeVar, cast
 import torch
 
 from samebits.errors import UsageError
+from samebits.horovod import collectives
+from samebits.horovod.collectives import Average, Compression, NoneCompressor, ReduceOp, Sum, allreduce_
 from samebits.training.group.transfer import FlatBuffers
-from samebits.training.horovod import collectives
-from samebits.training.horovod.collectives import Average, Compression, NoneCompressor, ReduceOp, Sum, allreduce_
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 

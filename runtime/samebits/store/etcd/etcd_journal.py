@@ -57,7 +57,7 @@ class TakeOver:
     change: PutKey
 
 
-class QuorumClaim:
+class EtcdClaim:
     """The claim of one scheduler start, stored in etcd.
 
     Attributes:
@@ -73,9 +73,7 @@ class QuorumClaim:
         self.gateway = gateway
 
     @classmethod
-    def take(
-        cls, gateway: EtcdGateway, holder: bytes, floor: int = 0, take_over: TakeOver | None = None
-    ) -> QuorumClaim:
+    def take(cls, gateway: EtcdGateway, holder: bytes, floor: int = 0, take_over: TakeOver | None = None) -> EtcdClaim:
         """Claim the next term; once this returns, no earlier claim can write.
 
         Args:
@@ -145,13 +143,13 @@ class QuorumClaim:
         return self.gateway.get(self.condition.key).value == self.condition.value
 
 
-class QuorumLog:
+class EtcdJournal:
     """One journal in etcd, opened for writing by the holder of the claim.
 
     Only one thread may use it.
     """
 
-    def __init__(self, claim: QuorumClaim, name: str) -> None:
+    def __init__(self, claim: EtcdClaim, name: str) -> None:
         self._gateway = claim.gateway
         self._name = name
         self._claim = claim
@@ -161,7 +159,7 @@ class QuorumLog:
         self._broken: str | None = None
 
     @classmethod
-    def load(cls, claim: QuorumClaim, name: str) -> tuple[QuorumLog, list[bytes] | None]:
+    def load(cls, claim: EtcdClaim, name: str) -> tuple[EtcdJournal, list[bytes] | None]:
         """Open the journal, or create an empty one; return it and its payloads in order.
 
         The payloads are None if the journal was created. An append that was interrupted between its chunks was never
@@ -223,7 +221,7 @@ class QuorumLog:
         self._require_usable()
         self._replace(payloads)
 
-    def begin_again(self, payloads: Sequence[bytes], claim: QuorumClaim) -> None:
+    def begin_again(self, payloads: Sequence[bytes], claim: EtcdClaim) -> None:
         """Rewrite the entire journal after a :class:`ClaimRemovedError`, under a new claim.
 
         Raises:
@@ -305,7 +303,7 @@ class QuorumLog:
             )
 
 
-def read_log(gateway: EtcdGateway, name: str) -> list[bytes] | None:
+def read_etcd_journal(gateway: EtcdGateway, name: str) -> list[bytes] | None:
     """Return a journal's payloads in order, without a claim; None if there is no journal.
 
     Raises:
@@ -328,7 +326,7 @@ def read_log(gateway: EtcdGateway, name: str) -> list[bytes] | None:
     return None
 
 
-def remove_job(claim: QuorumClaim) -> None:
+def remove_job(claim: EtcdClaim) -> None:
     """Remove all keys of the job except its term.
 
     The term is kept so that a scheduler that is still alive cannot write again. Other keys below the prefix are kept,

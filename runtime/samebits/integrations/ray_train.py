@@ -29,10 +29,10 @@ from torch.utils.data.distributed import DistributedSampler
 from samebits import strict_json
 from samebits.core.messages import GenerationStarted
 from samebits.errors import UsageError
+from samebits.integrations.training_loader import loader_arguments
 from samebits.store import durable
 from samebits.store.progress_report import MOST_VALUES, is_name
 from samebits.training import elastic
-from samebits.training.integrations.training_loader import loader_arguments
 from samebits.training.process import context
 from samebits.training.state import rng
 from samebits.training.state.checkpoint_config import CheckpointConfig

@@ -21,10 +21,10 @@ from samebits.errors import (
     SupersededError,
 )
 from samebits.etcd_place import EtcdAccess, EtcdPlace
+from samebits.store.etcd import etcd_journal
 from samebits.store.etcd import gateway as gateway_module
-from samebits.store.etcd import quorum_log as log_module
+from samebits.store.etcd.etcd_journal import EtcdClaim, EtcdJournal, read_etcd_journal, remove_job
 from samebits.store.etcd.gateway import EtcdGateway, EtcdKeyValue
-from samebits.store.etcd.quorum_log import QuorumClaim, QuorumLog, read_log, remove_job
 from samebits.store.journal import JOURNAL_FILE, PLACE_FILE, Journal, read_journal, refresh_copies
 from samebits.store.term_claim import TermClaim
 from tests.store.etcd.etcd_model import Etcd, served
@@ -48,20 +48,20 @@ def place(etcd: Etcd) -> Iterator[EtcdPlace]:
         yield found
 
 
-def claim_of(place: EtcdPlace, floor: int = 0) -> QuorumClaim:
-    return QuorumClaim.take(EtcdGateway(place, EtcdAccess()), HOLDER, floor)
+def claim_of(place: EtcdPlace, floor: int = 0) -> EtcdClaim:
+    return EtcdClaim.take(EtcdGateway(place, EtcdAccess()), HOLDER, floor)
 
 
-def opened(place: EtcdPlace) -> tuple[QuorumLog, list[bytes] | None]:
-    return QuorumLog.load(claim_of(place), "journal")
+def opened(place: EtcdPlace) -> tuple[EtcdJournal, list[bytes] | None]:
+    return EtcdJournal.load(claim_of(place), "journal")
 
 
 def stored(place: EtcdPlace) -> list[bytes] | None:
-    return read_log(EtcdGateway(place, EtcdAccess()), "journal")
+    return read_etcd_journal(EtcdGateway(place, EtcdAccess()), "journal")
 
 
 def test_appends_and_compactions_are_read_back_in_order(place: EtcdPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(etcd_journal, "CHUNK_BYTES", 100)
     log, before = opened(place)
     assert before is None
     log.append([b"a", b"", b"b" * 250])
@@ -93,7 +93,7 @@ def test_superseded_writer_changes_nothing(place: EtcdPlace) -> None:
 def test_append_cut_off_between_its_chunks_is_dropped_as_a_whole(
     place: EtcdPlace, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(etcd_journal, "CHUNK_BYTES", 100)
     log, _ = opened(place)
     log.append([b"a"])
     log.append([b"b" * 250])
@@ -269,7 +269,7 @@ def test_nothing_is_lost_or_doubled_when_writes_are_lost_unanswered_or_late(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several schedulers in turn; each may believe itself alone until it writes."""
-    monkeypatch.setattr(log_module, "CHUNK_BYTES", 60)
+    monkeypatch.setattr(etcd_journal, "CHUNK_BYTES", 60)
     random = Random(seed)
     etcd = Etcd(seed, *(random.choice((0.0, 0.1, 0.3)) for _ in range(4)))
     confirmed: list[bytes] = []
@@ -307,7 +307,7 @@ def test_read_that_meets_a_compaction_between_snapshot_and_appends_is_repeated(p
                 log.compact([b"a", b"b"])
             return super().under(prefix, has_values=has_values)
 
-    assert read_log(Reader(place, EtcdAccess()), "journal") == [b"a", b"b"]
+    assert read_etcd_journal(Reader(place, EtcdAccess()), "journal") == [b"a", b"b"]
 
 
 def test_journal_that_a_successor_compacts_during_the_load_is_not_opened(place: EtcdPlace) -> None:
@@ -324,7 +324,7 @@ def test_journal_that_a_successor_compacts_during_the_load_is_not_opened(place: 
             return super().under(prefix, has_values=has_values)
 
     with pytest.raises(SupersededError):
-        QuorumLog.load(QuorumClaim.take(Overtaken(place, EtcdAccess()), HOLDER), "journal")
+        EtcdJournal.load(EtcdClaim.take(Overtaken(place, EtcdAccess()), HOLDER), "journal")
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -344,7 +344,7 @@ def test_claim_reads_every_append_although_a_member_answers_from_an_earlier_stat
                     assert payloads == confirmed
                 case 2:
                     current.compact(confirmed)
-            now = read_log(reader, "journal") or []
+            now = read_etcd_journal(reader, "journal") or []
             assert len(last) <= len(now)
             assert now == confirmed[: len(now)]
             last = now

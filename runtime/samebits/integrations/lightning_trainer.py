@@ -26,9 +26,8 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader, DistributedSampler
 
 from samebits.errors import UsageError
-from samebits.training import elastic
-from samebits.training.integrations.lightning import seat, take_place
-from samebits.training.integrations.training_loader import (
+from samebits.integrations.lightning import seat, take_place
+from samebits.integrations.training_loader import (
     FollowingState,
     batches_left,
     batches_of,
@@ -36,6 +35,7 @@ from samebits.training.integrations.training_loader import (
     is_for_training,
     numbered,
 )
+from samebits.training import elastic
 from samebits.training.process import context
 from samebits.training.state.checkpoint_config import CheckpointConfig
 from samebits.training.state.torch_state import TorchState
