@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from samebits.account.job_view import JobView, PresenceState
-from samebits.commands.drain import meant_by
+from samebits.commands.drain import Meant, meant_by, way_back
 from samebits.commands.scale import check_removal, last_to_come, nodes_to_add, require_no_driver, standing
 from samebits.config import Settings
 from samebits.errors import UsageError
@@ -109,6 +109,20 @@ def test_add_and_remove_are_refused_with_discovered_hosts(option: str) -> None:
     require_no_driver(kept, option)
     with pytest.raises(UsageError, match=rf"^samebits scale {option}: .* Fix: `samebits scale N`"):
         require_no_driver(replace(kept, hosts={"0": "b"}), option)
+
+
+def test_a_replaced_worker_occupies_its_number() -> None:
+    seen = changed(ELASTIC, workers=(worker(0), worker("1.1", pid=9, slot=1)))
+    assert nodes_to_add(settings(4), ("0", "1.1"), seen, 2) == ("2", "3")
+
+
+def test_drain_names_the_way_back() -> None:
+    job = JobSpec(Path("/job"), "python", "train.py", (), {})
+    discovered = replace(job, hosts={"3": "node-b"})
+    assert way_back(Meant(("3",)), job) == "to bring it back, run `samebits scale --add` on the same machine"
+    assert way_back(Meant(("3", "4")), job) == "to bring them back, run `samebits scale --add 2` on the same machine"
+    assert way_back(Meant(("3",), ("node-b",)), discovered) == "to use node-b again, run `samebits drain --undo node-b`"
+    assert way_back(Meant(("3",)), discovered) == "", "the follower starts another one if the job is too small"
 
 
 def test_a_worker_is_drained_by_its_number_after_it_was_replaced() -> None:

@@ -223,6 +223,8 @@ def test_fate_of_a_worker_whose_slot_was_reassigned_is_reported() -> None:
     assert "the slot of worker 1 was given away: it comes back as a spare" in lines
     elastic = replace(TAKEN, max_world_size=5)
     assert "it joins as a newcomer" in "\n".join(plan(elastic, dead=(101,), nodes=FOUR, worker_3=103).lines)
+    full = replace(TAKEN, min_world_size=2)
+    assert "it comes back as a spare" in "\n".join(plan(full, dead=(101,), nodes=FOUR, worker_3=103).lines)
     gone = plan(spared(worker(3, LOST, slot=None)), dead=(103,), nodes=FOUR, worker_3=103)
     assert "starting spare 3" in gone.lines
 

@@ -206,6 +206,12 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether the number of workers is fixed."""
         return self.min_world_size == self.max_world_size
 
+    @property
+    def has_room(self) -> bool:
+        """Return whether the world can grow: not every slot has a living worker, and the size is not fixed."""
+        living = sum(one.presence is PresenceState.ALIVE for one in self.workers)
+        return not self.has_one_size and living < self.max_world_size
+
     def node(self, name: str | None) -> WorkerView | None:
         """Return the entry of one node, or None."""
         return next((one for one in self.nodes if one.node == name), None)

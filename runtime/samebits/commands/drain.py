@@ -31,6 +31,7 @@ examples:
   samebits drain 3                  worker 3 leaves at its next commit
   samebits drain node-b node-c      all workers on two hosts leave, and discovery no longer uses these hosts
   samebits drain --undo node-b      discovery may use the host again
+  samebits scale --add              start a drained worker again, on its machine
 
 A worker that receives SIGTERM leaves in the same way; clusters send it before they take a machine away.
 Exits with 0 when the workers have left, and with 80 if this is refused or takes longer than --timeout.
@@ -43,7 +44,8 @@ def main(arguments: Sequence[str]) -> int:
         prog="samebits drain",
         description=textwrap.fill(
             "Make workers on any host leave the job at their next commit, and wait until they have left. No step is "
-            "lost: a spare takes over, or a smaller world continues. The workers are not restarted."
+            "lost: a spare takes over, or a smaller world continues. The workers are not restarted until `samebits "
+            "scale --add` starts them."
         ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -76,6 +78,8 @@ def main(arguments: Sequence[str]) -> int:
     text = f"{leaving} is to leave at the next commit: drained by hand ({', '.join(names)})"
     _say(text)
     wait_until_left(settings, text, meant.nodes, options.timeout)
+    if back := way_back(meant, kept):
+        _say(back)
     return 0
 
 
@@ -112,6 +116,16 @@ def meant_by(names: Sequence[str], view: JobView, kept: JobSpec) -> Meant:
         nodes += there
         hosts += [name] if kept.hosts else []
     return Meant(tuple(dict.fromkeys(nodes)), tuple(hosts))
+
+
+def way_back(meant: Meant, kept: JobSpec) -> str:
+    """Return how to bring these workers back; "" if their host's follower decides that."""
+    if meant.hosts:
+        return f"to use {', '.join(meant.hosts)} again, run `samebits drain --undo {' '.join(meant.hosts)}`"
+    if kept.hosts or not meant.nodes:
+        return ""
+    count = "" if len(meant.nodes) == 1 else f" {len(meant.nodes)}"
+    return f"to bring {'it' if not count else 'them'} back, run `samebits scale --add{count}` on the same machine"
 
 
 def require_enough(view: JobView, leaving: Collection[str]) -> None:

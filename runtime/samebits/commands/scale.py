@@ -18,6 +18,7 @@ from samebits import config
 from samebits.account.job_view import JobView, PresenceState
 from samebits.commands.recover import look
 from samebits.config import Settings
+from samebits.core.replacement_names import root_of
 from samebits.errors import UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.interrupts import Signals
@@ -80,10 +81,12 @@ def _add(log_dir: Path, count: int) -> None:
             "ENABLE_RECOVERY=1"
         )
     nodes = job_spec.nodes_of(log_dir, settings)
-    added = nodes_to_add(settings, nodes, view_of(settings), count)
+    view = view_of(settings)
+    added = nodes_to_add(settings, nodes, view, count)
     with reserved(settings.log_dir, [name_of(node) for node in added]) as berths:
         job_spec.keep(log_dir, replace(kept, nodes=nodes + added))
-        _say(f"starting worker {', '.join(added)}: new workers join at a commit")
+        joins = "new workers join at a commit" if view.has_room else "every slot is taken, so new workers become spares"
+        _say(f"starting worker {', '.join(added)}: {joins}")
         launch(berths, program_of(kept, present, secrets), [])
 
 
@@ -232,8 +235,8 @@ def nodes_to_add(settings: Settings, nodes: Sequence[str], view: JobView, count:
     if count < 1:
         raise UsageError(f"{count} workers to add: expected 1 or more")
     elsewhere = {one.node for one in view.nodes if one.presence is PresenceState.ALIVE}
-    numbers = map(str, range(settings.max_worker_num))
-    free = [node for node in numbers if node not in nodes and node not in elsewhere]
+    taken = {root_of(node) for node in (*nodes, *elsewhere)}  # 1.1 runs in place of 1
+    free = [node for node in map(str, range(settings.max_worker_num)) if node not in taken]
     if len(free) < count:
         raise UsageError(
             f"MAX_WORKER_NUM={settings.max_worker_num}: {len(free)} node ids below it are free, but {count} are "

@@ -176,7 +176,7 @@ def _without_their_slots(view: JobView | None, names: tuple[str, ...]) -> list[s
     nodes = [node for name in names if (node := node_of(name)) in retired]
     if view is None or not nodes:
         return []
-    what = "comes back as a spare, or in the place of a lost worker" if view.has_one_size else "joins as a newcomer"
+    what = "joins as a newcomer" if view.has_room else "comes back as a spare, or in the place of a lost worker"
     return [f"the slot of worker {node} was given away: it {what}" for node in nodes]
 
 
