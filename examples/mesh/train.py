@@ -142,12 +142,54 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return full.detach()
 
 
-def clip_gradients(part: nn.Module, stages: dist.ProcessGroup) -> None:
+def clip_gradients(part: nn.Module, stages: dist.ProcessGroup | None = None) -> None:
     """Clip to a norm of 1 over all stages."""
     norm = nn.utils.get_total_norm([one.grad for one in part.parameters() if one.grad is not None])
     norm = whole(norm).square()
-    dist.all_reduce(norm, group=stages)
+    if stages is not None:
+        dist.all_reduce(norm, group=stages)
     nn.utils.clip_grads_with_norm_(part.parameters(), 1.0, norm.sqrt())
+
+
+class Whole:
+    """The forward and backward pass of a model that is not cut into stages."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def step(self, text: torch.Tensor) -> torch.Tensor:
+        """Compute the gradients of a batch, and return its loss."""
+        with loss_parallel():
+            loss = loss_of(self.model(text[:, :-1]), text[:, 1:])
+            loss.backward()
+        clip_gradients(self.model)
+        return whole(loss)
+
+
+class Staged:
+    """The passes of one stage of a pipeline, for all microbatches of a batch."""
+
+    def __init__(self, part: nn.Module, mesh: DeviceMesh, microbatches: int) -> None:
+        self.part, self.group = part, mesh.get_group("pp")
+        self.here, self.count = mesh.get_local_rank("pp"), mesh["pp"].size()
+        stage = PipelineStage(part, self.here, self.count, torch.device("cpu"), group=self.group)
+        self.schedule = Schedule1F1B(stage, microbatches, loss_fn=loss_of)
+
+    def step(self, text: torch.Tensor) -> torch.Tensor:
+        """Compute the gradients of a batch, and return its loss."""
+        is_last = self.here == self.count - 1
+        losses: list[torch.Tensor] = []
+        with loss_parallel():
+            self.schedule.step(
+                *([text[:, :-1]] if self.here == 0 else []),
+                target=text[:, 1:] if is_last else None,
+                losses=losses,
+                return_outputs=False,
+            )
+        clip_gradients(self.part, self.group)
+        loss = torch.stack([whole(one) for one in losses]).mean() if is_last else torch.zeros(())
+        dist.broadcast(loss, group_src=self.count - 1, group=self.group)
+        return loss
 
 
 def sha256(part: nn.Module, stages: dist.ProcessGroup) -> str:
@@ -170,6 +212,7 @@ def main() -> None:
     parser.add_argument("--mixed-precision-param", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-size", type=int, default=8, help="texts per data-parallel rank and step")
+    parser.add_argument("--global-batch", type=int, help="texts per step of the whole job, for equal bits at any size")
     parser.add_argument("--length", type=int, default=64, help="bytes per text; a multiple of --tp")
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
@@ -195,8 +238,10 @@ def main() -> None:
     loader = DataLoader(texts, args.batch_size, sampler=sampler, drop_last=True, generator=torch.Generator())
     checkpoint = samebits.CheckpointConfig(save_checkpoint_steps=args.interval)
     state = samebits.elastic.TorchState(
-        *(parts, optimizer),
-        pipeline=mesh["pp"],
+        *(parts if args.pp > 1 else parts[0], optimizer),
+        pipeline=mesh["pp"] if args.pp > 1 else None,
+        global_batch=args.global_batch,
+        micro_batch=args.batch_size if args.global_batch else None,
         sampler=sampler,
         epoch=0,
         rng="per_step",
@@ -205,34 +250,21 @@ def main() -> None:
 
     @samebits.elastic.run
     def train(state: samebits.elastic.TorchState) -> str:
-        here, stages = mesh.get_local_rank("pp"), mesh.get_group("pp")
-        part, is_last = parts[here], here == args.pp - 1
-        stage = PipelineStage(part, here, args.pp, torch.device("cpu"), group=stages)
-        schedule = Schedule1F1B(stage, args.microbatches if args.pp > 1 else 1, loss_fn=loss_of)
+        passes = Whole(parts[0]) if args.pp == 1 else Staged(parts[mesh.get_local_rank("pp")], mesh, args.microbatches)
         while state.completed_steps < args.steps:
             sampler.set_epoch(state.epoch)
             for batch, (text,) in enumerate(loader):
                 optimizer.zero_grad()
-                losses: list[torch.Tensor] = []
-                with loss_parallel():
-                    schedule.step(
-                        *([text[:, :-1]] if here == 0 else []),
-                        target=text[:, 1:] if is_last else None,
-                        losses=losses,
-                        return_outputs=False,
-                    )
-                clip_gradients(part, stages)
+                loss = passes.step(text)
                 optimizer.step()
                 sampler.record_batch(batch, args.batch_size)
-                loss = torch.stack([whole(one) for one in losses]).mean() if is_last else torch.zeros(())
-                dist.broadcast(loss, group_src=args.pp - 1, group=stages)
                 state.report(loss=loss, total_steps=args.steps)
                 state.commit()
                 if state.completed_steps == args.steps:
                     break
             else:
                 state.epoch += 1
-        return sha256(part, stages)
+        return sha256(parts[mesh.get_local_rank("pp")], mesh.get_group("pp"))
 
     print(f"final step={args.steps} sha256={train(state)}", flush=True)
 

@@ -334,7 +334,7 @@ def test_report_page_shows_everything_and_runs_no_script(tmp_path: Path) -> None
     page = html_of(told, lines_of(told, tmp_path))
     assert "<script" not in page and page.count("&lt;script&gt;") == 5
     assert '<h1 class="incomplete">drill INCOMPLETE' in page
-    assert "<td>decide 100, meet 100, restore 300</td>" in page
+    assert "<td>decide 100, wait for seats 100, restore 300</td>" in page
     assert "<td>never</td>" in page and '<td class="n">0.5</td>' in page and "<td>productive</td>" in page
 
 

@@ -417,6 +417,10 @@ def test_mismatched_collectives_roll_all_ranks_back(
     assert house.core.phase() != "training"
     records = [one for one in house.journal if isinstance(one, RolledBack)]
     assert bool(records) == rolls_back
+    interrupted = [one for one in house.journal if isinstance(one, JobInterrupted)]
+    assert len(interrupted) == (changes["trust"] is Trust.STOP)
+    for one in interrupted:
+        assert one.kind is EndKind.UNEQUAL and one.cause.endswith("no rollback (CONSISTENCY=stop)")
     for record in records:
         assert (record.to, record.suspects) == (Point(5, 1), ())
         assert "worker 2 is in another collective, all_gather #812, workers 0 and 1 wait for it" in record.text

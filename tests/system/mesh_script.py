@@ -34,7 +34,8 @@ def follow(points: KillPoints, kills: list[str], marks: Path) -> None:
             if output.requires_grad:  # a pipeline infers its shapes without gradients
                 output.register_hook(lambda _: points.here("backward", step_of[0] + 1))  # later blocks are reduced
 
-        for part in state.model:  # the stages of a pipeline, or one
+        stages = state.model if isinstance(state.model, torch.nn.ModuleList) else [state.model]
+        for part in stages:
             part.blocks[0].register_forward_hook(forward)
         # Called after SameBits' own hook, which waits for the gradients of all replicas.
         state.optimizer.register_step_pre_hook(lambda *_: points.here("stepping", step_of[0] + 1))

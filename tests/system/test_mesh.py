@@ -252,6 +252,22 @@ def test_training_ends_without_a_shard_group_that_lacks_a_rank(elastic: Callable
     assert job.matches(0, "training has finished without this worker, whose shard group was incomplete")
 
 
+def test_example_with_a_global_batch_has_the_same_bits_without_a_shard_group(
+    new_job: Callable[..., Job], elastic: Callable[..., ElasticJob]
+) -> None:
+    words = (*SMALL, "--dp-replicate", "2", "--dp-shard", "2", "--global-batch", "32")
+    alone = new_job(*words, script=EXAMPLE, workers=4)
+    alone.start()
+    expected = alone.wait_finished()
+    job = elastic(*words, "--kill", "3:committed:3", script=EXAMPLE)
+    job.start()
+    job.wait_died(3)
+    job.finish()
+    assert job.matches(0, "generation 2: rank 0 of 2 continues from step") and job.seated_once(0, 1, 2)
+    for node in (0, 1):
+        assert job.matches(node, f"final step=10 sha256={expected}")
+
+
 @pytest.mark.thorough  # replicas redo no step, as in the first test of this file
 def test_tensor_parallel_replicas_redo_no_step(new_job: Callable[..., Job], tmp_path: Path) -> None:
     mesh = ("--dp-replicate", "2", "--tp", "2")

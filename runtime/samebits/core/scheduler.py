@@ -639,31 +639,31 @@ class SchedulerCore:
         elif why := self._watch.tick():
             if self._watch.in_vain:
                 self._ending.end_job(EndKind.SCRIPT_FAILED, self._watch.in_vain)
-            elif self._watch.mismatch and self._doubts_steps(why):
-                self._roll_back()
+            elif self._watch.mismatch and (equal := self._equality.last_equal()) is not None:
+                self._distrust_steps(why, equal)
             elif round_ is None:
                 self._failed_collective = why
             else:
                 self._rendezvous.harden(why)
 
-    def _doubts_steps(self, why: str) -> bool:
-        """Record a rollback after a mismatch of the ranks' collectives, and return whether all ranks can roll back.
+    def _distrust_steps(self, why: str, equal: Point) -> None:
+        """Roll back to ``equal``, or end the job, after a mismatch of the ranks' collectives.
 
         A rank that left out a collective, or called one too many, was matched with another step of its peers. It may
         have committed a step with a gradient that is not the average of all, and no later point is reliable.
         """
-        ledger, to = self._ledger, self._equality.last_equal()
-        committed, policy = ledger.state.generation, ledger.policy
-        if to is None or committed is None or not policy.recovery or policy.trust is Trust.STOP:
-            return False
-        step = max(ledger.presences[node].step for node, _ in committed.members)
-        text = (
-            f"{why}: most likely a rank left out a collective, or called one too many; all ranks roll back to step "
-            f"{to.step}, where all were equal, and repeat {counted(step - to.step, 'step')}"
-        )
-        ledger.write(RolledBack(committed.generation, to, (), max(step, to.step), text))
+        ledger, committed = self._ledger, self._ledger.state.generation
+        assert committed is not None, "its members stand still"
+        text = f"{why}: most likely a rank left out a collective, or called one too many"
+        if ledger.policy.trust is Trust.STOP or not ledger.policy.recovery:
+            self._end_unequal(f"{text}. Not repaired: no rollback (CONSISTENCY=stop)")
+            return
+        step = max(equal.step, *(ledger.presences[node].step for node, _ in committed.members))
+        text += f"; all ranks roll back to step {equal.step}, where all were equal, and repeat "
+        text += counted(step - equal.step, "step")
+        ledger.write(RolledBack(committed.generation, equal, (), step, text))
         ledger.announce(text)
-        return True
+        self._roll_back()
 
     def _finish_if_equal(self) -> None:
         """Finish training if every member is done, all with the same state."""
