@@ -27,7 +27,7 @@ from samebits.net.address import endpoint
 from samebits.net.channel import ABOUT, ForgedError, RankEnd, relays_key
 from samebits.net.client import Client, Down, Got, Up
 from samebits.net.curve import ClusterKeys, cluster_keys
-from samebits.net.relay_tree import Note
+from samebits.net.relay_tree import RelayNote
 from samebits.net.relaying import DOWNWARD, MAX_BATCH, NOTE, UPWARD, Downward, Upward
 from samebits.net.server import Arrived, ConnectionLost, Garbled, Server
 from samebits.scheduler_hosts import SchedulerAddress
@@ -506,15 +506,15 @@ def test_relays_and_workers_keys_do_not_stand_for_each_other(guarded: Ends, name
 
 
 def test_notes_and_orders_from_strangers_change_nothing(guarded: Ends, liar: LyingRelay) -> None:
-    whole = NOTE.pack(Note())
-    hostile = [b"", b"\xc1", whole[:-1], whole + b"\0", b"\xdd\xff\xff\xff\xff", NOTE.pack(Note("x" * 999))]
+    whole = NOTE.pack(RelayNote())
+    hostile = [b"", b"\xc1", whole[:-1], whole + b"\0", b"\xdd\xff\xff\xff\xff", NOTE.pack(RelayNote("x" * 999))]
     for packed in hostile:
         liar.send(("relay-0", ABOUT + packed))
         assert "dropped a relay's note" in problem_of(heard_after(guarded, liar)), packed
     for address in ("nonsense", "10.0.0.1", "10.0.0.1:0", "a:1,b:2", "file:/etc/passwd"):
-        liar.send(("relay-0", ABOUT + NOTE.pack(Note(address))))
+        liar.send(("relay-0", ABOUT + NOTE.pack(RelayNote(address))))
         assert "is not the address of a relay" in problem_of(heard_after(guarded, liar))
-    liar.send(("relay-1", ABOUT + NOTE.pack(Note("10.0.0.1:1"))))
+    liar.send(("relay-1", ABOUT + NOTE.pack(RelayNote("10.0.0.1:1"))))
     assert heard_after(guarded, liar) == []
     tree = guarded.server._relayed._tree
     assert [one.note for one in tree.direct] == [None], "a relay states nothing about another one"

@@ -15,7 +15,7 @@ from samebits.core.messages import Pending, StopJob
 from samebits.net import relay_tree
 from samebits.net.client import Client, Down, Got, Up
 from samebits.net.curve import ClusterKeys
-from samebits.net.relay_tree import MAX_AVOIDED, MAX_DEPTH, Move, Note, Place, RelayTree, choose
+from samebits.net.relay_tree import MAX_AVOIDED, MAX_DEPTH, RelayMove, RelayNote, RelayPlace, RelayTree, choose
 from samebits.net.server import ConnectionLost, Server
 from samebits.scheduler_hosts import SchedulerAddress
 from tests.net.ends import Ends, until
@@ -39,18 +39,18 @@ class Grown:
 
     def __init__(self) -> None:
         self.tree = RelayTree()
-        self.at: dict[str, Place] = {}
+        self.at: dict[str, RelayPlace] = {}
 
-    def attach(self, name: str, above: str | None = None, **note: object) -> Move | None:
+    def attach(self, name: str, above: str | None = None, **note: object) -> RelayMove | None:
         place = self.at[name] = self.tree.attach(name, None if above is None else self.at[above])
-        return self.note(place, Note(**{"at": address_of(name), **note}))  # type: ignore[arg-type]
+        return self.note(place, RelayNote(**{"at": address_of(name), **note}))  # type: ignore[arg-type]
 
-    def note(self, place: Place, note: Note) -> Move | None:
+    def note(self, place: RelayPlace, note: RelayNote) -> RelayMove | None:
         """Enter the note, and return the order that follows."""
         self.tree.note(place, note)
         return next(self.tree.moves(), None)
 
-    def moved(self, move: Move | None) -> str:
+    def moved(self, move: RelayMove | None) -> str:
         """Carry out an order, and return the name of the new parent."""
         assert move is not None
         (above,) = (name for name in self.at if address_of(name) == move.address)
@@ -88,7 +88,7 @@ def test_relay_is_never_sent_below_itself_or_below_one_that_moves(grown: Grown) 
     assert move is not None
     assert move.place.name == "1", "a relay without relays moves rather than one with some"
     assert move.address == address_of("5"), "2 has no room"
-    assert grown.attach("6", relays=1) == Move(grown.at["6"], address_of("5")), "1 is about to move"
+    assert grown.attach("6", relays=1) == RelayMove(grown.at["6"], address_of("5")), "1 is about to move"
     assert choose([[grown.at["1"], grown.at["3"]], [grown.at["4"]]], grown.at["2"]) is None, "3 and 4 are below 2"
 
 
@@ -104,20 +104,20 @@ def test_relay_with_relays_below_moves_if_there_is_no_other(grown: Grown) -> Non
 def test_unreachable_places_are_avoided_and_after_some_another_relay_moves(grown: Grown) -> None:
     for name in "12":
         grown.attach(name)
-    assert grown.attach("3") == Move(grown.at["3"], address_of("1"))
-    again = grown.note(grown.at["3"], Note(address_of("3"), 0, (address_of("1"),)))
-    assert again == Move(grown.at["3"], address_of("2"))
-    other = grown.note(grown.at["3"], Note(address_of("3"), 0, ("a:1",) * MAX_AVOIDED))
-    assert other == Move(grown.at["2"], address_of("1")), "the failed attempts have given their room back"
+    assert grown.attach("3") == RelayMove(grown.at["3"], address_of("1"))
+    again = grown.note(grown.at["3"], RelayNote(address_of("3"), 0, (address_of("1"),)))
+    assert again == RelayMove(grown.at["3"], address_of("2"))
+    other = grown.note(grown.at["3"], RelayNote(address_of("3"), 0, ("a:1",) * MAX_AVOIDED))
+    assert other == RelayMove(grown.at["2"], address_of("1")), "the failed attempts have given their room back"
 
 
 def test_order_is_withdrawn_if_the_relay_to_attach_to_is_gone(grown: Grown) -> None:
     for name in "12":
         grown.attach(name)
-    assert grown.attach("3") == Move(grown.at["3"], address_of("1"))
+    assert grown.attach("3") == RelayMove(grown.at["3"], address_of("1"))
     grown.tree.detach(grown.at["1"])
     assert [*grown.tree.moves()] == [], "there are no more than there should be"
-    assert grown.attach("4") == Move(grown.at["4"], address_of("2"))
+    assert grown.attach("4") == RelayMove(grown.at["4"], address_of("2"))
 
 
 def test_doubted_place_is_the_last_resort(grown: Grown) -> None:
@@ -133,17 +133,17 @@ def test_doubted_place_is_the_last_resort(grown: Grown) -> None:
 @pytest.mark.parametrize(
     ("mover", "other", "wanted"),
     [
-        (Note("10.0.0.1:1"), Note("127.0.0.1:1"), False),
-        (Note("127.0.0.1:2"), Note("127.0.0.1:1"), True),
-        (Note("[::1]:2"), Note("localhost:1"), True),
-        (Note(), Note("10.0.0.1:1"), True),
-        (Note(), Note(), False),
-        (None, Note("10.0.0.1:1"), False),
+        (RelayNote("10.0.0.1:1"), RelayNote("127.0.0.1:1"), False),
+        (RelayNote("127.0.0.1:2"), RelayNote("127.0.0.1:1"), True),
+        (RelayNote("[::1]:2"), RelayNote("localhost:1"), True),
+        (RelayNote(), RelayNote("10.0.0.1:1"), True),
+        (RelayNote(), RelayNote(), False),
+        (None, RelayNote("10.0.0.1:1"), False),
     ],
     ids=["loopback", "same-host", "same-host-v6", "mover-unreachable", "none-reachable", "older"],
 )
 def test_addresses_decide_who_can_be_reached(
-    mover: Note | None, other: Note, *, wanted: bool, monkeypatch: MonkeyPatch
+    mover: RelayNote | None, other: RelayNote, *, wanted: bool, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay_tree, "FAN_OUT", 1)
     tree = RelayTree()
@@ -151,7 +151,7 @@ def test_addresses_decide_who_can_be_reached(
     tree.note(places[0], other)
     if mover is not None:
         tree.note(places[1], mover)
-    assert [*tree.moves()] == ([Move(places[1], other.at)] if wanted else [])
+    assert [*tree.moves()] == ([RelayMove(places[1], other.at)] if wanted else [])
 
 
 def test_depth_is_bounded(grown: Grown, monkeypatch: MonkeyPatch) -> None:
@@ -171,9 +171,9 @@ class Relay:
 
     name: str
     above: Relay | None = None  # None: the scheduler
-    place: Place | None = None  # None: its connection is closed, or the scheduler does not know it yet
+    place: RelayPlace | None = None  # None: its connection is closed, or the scheduler does not know it yet
     trial: Relay | None = None
-    tried: Place | None = None
+    tried: RelayPlace | None = None
     avoids: list[str] = field(default_factory=list)
     below: set[Relay] = field(default_factory=set)
     is_gone: bool = False
@@ -187,7 +187,7 @@ class History:
         self.tree = RelayTree()
         self.relays: list[Relay] = []
         self.due: list[Callable[[], None]] = []
-        self.closed: set[Place] = set()
+        self.closed: set[RelayPlace] = set()
         self.unreachable: set[tuple[str, str]] = set()
 
     def step(self, *, calm: bool) -> bool:
@@ -240,7 +240,7 @@ class History:
             self._drop_place(child)
             self.due.append(lambda child=child: self._attach(child))
 
-    def _close(self, place: Place) -> None:
+    def _close(self, place: RelayPlace) -> None:
         """Let the scheduler forget a place, and those below it."""
         if place in self.closed:
             return
@@ -271,18 +271,18 @@ class History:
         def arrive() -> None:
             if place in self.closed or relay.place is not place:
                 return
-            note = Note(address_of(relay.name), len(relay.below), tuple(relay.avoids[-MAX_AVOIDED:]))
+            note = RelayNote(address_of(relay.name), len(relay.below), tuple(relay.avoids[-MAX_AVOIDED:]))
             self.tree.note(place, note)
 
         self.due.append(arrive)
 
-    def _order(self, move: Move) -> None:
+    def _order(self, move: RelayMove) -> None:
         relay = self.relays[int(move.place.name)]
         if relay.place is move.place and not relay.is_gone:
             relay.trial = next(one for one in self.relays if address_of(one.name) == move.address)
             self.due.append(lambda: self._hello(relay, move))
 
-    def _hello(self, relay: Relay, move: Move) -> None:
+    def _hello(self, relay: Relay, move: RelayMove) -> None:
         target = relay.trial
         if target is None or relay.place is not move.place:
             return
@@ -460,7 +460,7 @@ def test_relay_that_cannot_reach_the_others_stays_at_the_scheduler(forest: Fores
         where = f"127.0.0.1:{silent.getsockname()[1]}"
         others = [forest.server._relayed._entered(f"relay-{number}", -number, None) for number in (1, 2)]
         for other in others:
-            forest.server._relayed._tree.note(other.place, Note(where))
+            forest.server._relayed._tree.note(other.place, RelayNote(where))
         forest.start(1)
         relay = next(iter(forest.relays.values())).service
         seen: list[object] = []

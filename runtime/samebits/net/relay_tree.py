@@ -36,7 +36,7 @@ _MAX_ADDRESS_CHARS = MAX_HOST_CHARS + len("[]:65535")
 _Address = Annotated[str, line(_MAX_ADDRESS_CHARS)]
 
 
-class Note(Value, frozen=True):
+class RelayNote(Value, frozen=True):
     """What a relay states about itself.
 
     ``at`` is the address to which other relays may attach, or "" if there is none. ``relays`` is how many have done so,
@@ -49,7 +49,7 @@ class Note(Value, frozen=True):
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class RelayPlace:
     """One attachment of a relay. A relay that moves has two for a moment.
 
     Attributes:
@@ -64,12 +64,12 @@ class Place:
     """
 
     name: str
-    parent: Place | None
+    parent: RelayPlace | None
     depth: int
-    note: Note | None = None
-    below: dict[Place, None] = field(default_factory=dict)
-    expected: dict[str, Place] = field(default_factory=dict)
-    goes_to: Place | None = None
+    note: RelayNote | None = None
+    below: dict[RelayPlace, None] = field(default_factory=dict)
+    expected: dict[str, RelayPlace] = field(default_factory=dict)
+    goes_to: RelayPlace | None = None
     is_doubted: bool = False
 
     @property
@@ -82,9 +82,9 @@ class Place:
         """Return whether relays are attached to it, or will be, perhaps unknown to this scheduler yet."""
         return bool(self.below or self.expected) or (self.note is not None and self.note.relays > 0)
 
-    def path(self) -> Iterator[Place]:
+    def path(self) -> Iterator[RelayPlace]:
         """Yield this place, and the others between it and the scheduler."""
-        place: Place | None = self
+        place: RelayPlace | None = self
         while place is not None:
             yield place
             place = place.parent
@@ -94,10 +94,10 @@ class Place:
         return 1 + max((one.height() for one in self.below), default=int(self.has_relays))
 
 
-class Move(NamedTuple):
+class RelayMove(NamedTuple):
     """An order to the relay at ``place``, to attach to the relay at ``address``."""
 
-    place: Place
+    place: RelayPlace
     address: str
 
 
@@ -105,18 +105,18 @@ class RelayTree:
     """The places of all relays."""
 
     def __init__(self) -> None:
-        self.direct: dict[Place, None] = {}
+        self.direct: dict[RelayPlace, None] = {}
         """The relays at the scheduler."""
-        self._movable: OrderedDict[Place, None] = OrderedDict()
+        self._movable: OrderedDict[RelayPlace, None] = OrderedDict()
         """Those among them that may be told to move, the next one last."""
         self._is_changed = False
-        self._open: list[dict[Place, None]] = [{} for _ in range(MAX_DEPTH)]
+        self._open: list[dict[RelayPlace, None]] = [{} for _ in range(MAX_DEPTH)]
         """By depth, the places to which relays can be sent, the next one first."""
         self._leaving = 0  # orders to places in ``direct``
 
-    def attach(self, name: str, parent: Place | None) -> Place:
+    def attach(self, name: str, parent: RelayPlace | None) -> RelayPlace:
         """Enter a relay that has attached to the scheduler, or to another relay."""
-        place = Place(name, parent, 1 if parent is None else parent.depth + 1)
+        place = RelayPlace(name, parent, 1 if parent is None else parent.depth + 1)
         if parent is None:
             self.direct[place] = None
         else:
@@ -125,7 +125,7 @@ class RelayTree:
             self._list(parent)
         return place
 
-    def detach(self, place: Place) -> None:
+    def detach(self, place: RelayPlace) -> None:
         """Remove a place whose relay is gone, or has moved."""
         (self.direct if place.parent is None else place.parent.below).pop(place, None)
         self._withdraw(place)
@@ -135,13 +135,13 @@ class RelayTree:
         if place.parent is not None:
             self._list(place.parent)
 
-    def note(self, place: Place, note: Note) -> None:
+    def note(self, place: RelayPlace, note: RelayNote) -> None:
         """Take a relay's note. Its order, if it has one, is done or has failed."""
         place.note = note
         self._withdraw(place)
         self._list(place)
 
-    def moves(self) -> Iterator[Move]:
+    def moves(self) -> Iterator[RelayMove]:
         """Yield orders until the scheduler has no more relays than it should, or none can be moved."""
         if not self._is_changed:
             return
@@ -158,9 +158,9 @@ class RelayTree:
             self._leaving += 1
             self._list(moves)
             self._list(target)
-            yield Move(moves, target.note.at)
+            yield RelayMove(moves, target.note.at)
 
-    def _withdraw(self, place: Place) -> None:
+    def _withdraw(self, place: RelayPlace) -> None:
         """Withdraw the order of a place."""
         target, place.goes_to = place.goes_to, None
         if target is not None:
@@ -170,7 +170,7 @@ class RelayTree:
             self._list(target)
             self._list(place)
 
-    def _list(self, place: Place) -> None:
+    def _list(self, place: RelayPlace) -> None:
         """Put a place last among those of its depth to which relays can be sent, if it is one of them."""
         level = self._open[place.depth - 1]
         level.pop(place, None)
@@ -186,7 +186,7 @@ class RelayTree:
             self._movable[place] = None
 
 
-def choose(levels: Sequence[Iterable[Place]], moves: Place) -> Place | None:
+def choose(levels: Sequence[Iterable[RelayPlace]], moves: RelayPlace) -> RelayPlace | None:
     """Return the place to which the relay at ``moves`` should be sent, or None if there is none.
 
     Args:
@@ -203,7 +203,7 @@ def choose(levels: Sequence[Iterable[Place]], moves: Place) -> Place | None:
     return doubted
 
 
-def _may_go(moves: Place, target: Place) -> bool:
+def _may_go(moves: RelayPlace, target: RelayPlace) -> bool:
     """Return whether a relay can be sent to the target without a cycle, and may reach it."""
     assert moves.note is not None, "only relays that have sent a note are moved"
     assert target.note is not None, "a relay without a note has no address"

@@ -35,7 +35,7 @@ from samebits.net.channel import (
     digest_of,
     relays_key,
 )
-from samebits.net.relay_tree import MAX_DEPTH, Note, Place, RelayTree
+from samebits.net.relay_tree import MAX_DEPTH, RelayNote, RelayPlace, RelayTree
 from samebits.scheduler_hosts import NotHostsError, SchedulerAddress, listed
 
 RELAY_PREFIX = b"relay-"
@@ -89,7 +89,7 @@ class Downward(Value, frozen=True):
 
 
 UPWARD: Schema[Upward] = Schema(Upward)
-NOTE: Schema[Note] = Schema(Note)
+NOTE: Schema[RelayNote] = Schema(RelayNote)
 DOWNWARD: Schema[Downward] = Schema(Downward)
 
 
@@ -148,7 +148,7 @@ class _Relay:
 
     name: bytes
     descriptor: int  # of its connection, or of that of the inner relay
-    place: Place
+    place: RelayPlace
     inner: _Relay | None = None
     attached: set[str] = field(default_factory=set)
     greeted: dict[str, SchedulerEnd] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class RelayedRanks:
         self._attachments: dict[str, Attachment] = {}
         self._unsent: dict[_Relay, None] = {}
         self._tree = RelayTree()
-        self._relay_at: dict[Place, _Relay] = {}
+        self._relay_at: dict[RelayPlace, _Relay] = {}
         self._digest: tuple[object, bytes] = (None, b"")
 
     def __contains__(self, session: str) -> bool:

@@ -23,7 +23,7 @@ from samebits.net.address import listening, taken_over
 from samebits.net.channel import ABOUT, ATTACH_AGAIN, DATA, HELLO, MAY_WAIT, MOVE, UNREACHABLE
 from samebits.net.client import Client, Down, Got, PassedOver, ShutOut, TurnedAway, Up
 from samebits.net.curve import cluster_keys
-from samebits.net.relay_tree import MAX_AVOIDED, Note
+from samebits.net.relay_tree import MAX_AVOIDED, RelayNote
 from samebits.net.relaying import (
     MAX_BATCH,
     MAX_NESTED_BYTES,
@@ -200,7 +200,7 @@ class RelayService:
             can_listen = _may_listen(local, self._settings) and self._below.also_listen(local, self._port)
             self._outside = f"{SchedulerAddress(local, self._port)}" if can_listen else ""
         relays = sum(one.startswith(RELAY_PREFIX.decode()) for one in self._ranks)
-        note = ABOUT + NOTE.pack(Note(self._outside, relays, self._avoids))
+        note = ABOUT + NOTE.pack(RelayNote(self._outside, relays, self._avoids))
         self._above.send(Upward(((self._name, note),)))
 
     def _take_order(self, address: SchedulerAddress) -> None:
