@@ -42,6 +42,7 @@ BEATS_S, BEATS_QUICK_S = 5.0, 3.0
 VICTIMS, VICTIMS_QUICK = 40, 20
 CLIENTS = 2
 INNER = 4
+"""So few that two dozen relays form a tree of three levels."""
 MOST_GRPC = 1000  # a channel of gRPC's Python takes about 0.3 MB and a millisecond
 TCPSTORE, GRPC = "TCPStore", "gRPC"
 PEER_MODULES = {TCPSTORE: "torch", GRPC: "grpc"}

@@ -11,15 +11,20 @@ from dataclasses import dataclass, field
 import pytest
 from pytest import MonkeyPatch
 
+from samebits import config
 from samebits.core.messages import Pending, StopJob
 from samebits.net import relay_tree
 from samebits.net.client import Client, Down, Got, Up
 from samebits.net.curve import ClusterKeys
 from samebits.net.relay_tree import MAX_AVOIDED, MAX_DEPTH, RelayMove, RelayNote, RelayPlace, RelayTree, choose
+from samebits.net.relaying import NOTE, Upward
 from samebits.net.server import ConnectionLost, Server
 from samebits.scheduler_hosts import SchedulerAddress
+from samebits.service import relay as relay_service
+from samebits.service.relay import RelayService
+from samebits.service.scheduling.unknown_peers import Offence
 from tests.net.ends import Ends, until
-from tests.net.test_relay import KEYS, Behind, RunningRelay
+from tests.net.test_relay import KEYS, SECRET, Behind, RunningRelay
 from tests.system.processes import free_port
 
 FAN_OUT = 2
@@ -56,7 +61,14 @@ class Grown:
         (above,) = (name for name in self.at if address_of(name) == move.address)
         self.attach(move.place.name, above)
         self.tree.detach(move.place)
+        self._states_relays(above)
         return above
+
+    def _states_relays(self, name: str) -> None:
+        """Let a relay state how many relays are attached to it, as it does whenever that changes."""
+        place = self.at[name]
+        assert place.note is not None
+        self.tree.note(place, RelayNote(place.note.at, len(place.below), place.note.avoids))
 
 
 @pytest.fixture
@@ -88,7 +100,7 @@ def test_relay_is_never_sent_below_itself_or_below_one_that_moves(grown: Grown) 
     assert move is not None
     assert move.place.name == "1", "a relay without relays moves rather than one with some"
     assert move.address == address_of("5"), "2 has no room"
-    assert grown.attach("6", relays=1) == RelayMove(grown.at["6"], address_of("5")), "1 is about to move"
+    assert grown.attach("6", relays=1) == RelayMove(grown.at["6"], address_of("3")), "1 is about to move"
     assert choose([[grown.at["1"], grown.at["3"]], [grown.at["4"]]], grown.at["2"]) is None, "3 and 4 are below 2"
 
 
@@ -107,7 +119,7 @@ def test_unreachable_places_are_avoided_and_after_some_another_relay_moves(grown
     assert grown.attach("3") == RelayMove(grown.at["3"], address_of("1"))
     again = grown.note(grown.at["3"], RelayNote(address_of("3"), 0, (address_of("1"),)))
     assert again == RelayMove(grown.at["3"], address_of("2"))
-    other = grown.note(grown.at["3"], RelayNote(address_of("3"), 0, ("a:1",) * MAX_AVOIDED))
+    other = grown.note(grown.at["3"], RelayNote(address_of("3"), 0, (address_of("1"), address_of("2"), "a:1")))
     assert other == RelayMove(grown.at["2"], address_of("1")), "the failed attempts have given their room back"
 
 
@@ -173,10 +185,12 @@ class Relay:
     above: Relay | None = None  # None: the scheduler
     place: RelayPlace | None = None  # None: its connection is closed, or the scheduler does not know it yet
     trial: Relay | None = None
+    order: RelayMove | None = None
     tried: RelayPlace | None = None
     avoids: list[str] = field(default_factory=list)
     below: set[Relay] = field(default_factory=set)
     is_gone: bool = False
+    stated: int = 0  # how many relays are below, as of its last note
 
 
 class History:
@@ -188,6 +202,7 @@ class History:
         self.relays: list[Relay] = []
         self.due: list[Callable[[], None]] = []
         self.closed: set[RelayPlace] = set()
+        self.latest: dict[RelayPlace, RelayMove] = {}
         self.unreachable: set[tuple[str, str]] = set()
 
     def step(self, *, calm: bool) -> bool:
@@ -195,7 +210,11 @@ class History:
             self._disturb()
         elif self.due:
             self.due.pop(self.rng.randrange(len(self.due)))()
+        for relay in self.relays:
+            if relay.place is not None and not relay.is_gone and relay.stated != len(relay.below):
+                self._note(relay)
         for move in self.tree.moves():
+            self.latest[move.place] = move  # orders arrive in order
             self.due.append(lambda move=move: self._order(move))
         self._check()
         return bool(self.due)
@@ -267,6 +286,7 @@ class History:
     def _note(self, relay: Relay) -> None:
         place = relay.place
         assert place is not None
+        relay.stated = len(relay.below)
 
         def arrive() -> None:
             if place in self.closed or relay.place is not place:
@@ -278,13 +298,14 @@ class History:
 
     def _order(self, move: RelayMove) -> None:
         relay = self.relays[int(move.place.name)]
-        if relay.place is move.place and not relay.is_gone:
+        if relay.place is move.place and self.latest[move.place] is move and not relay.is_gone:
             relay.trial = next(one for one in self.relays if address_of(one.name) == move.address)
+            relay.order = move
             self.due.append(lambda: self._hello(relay, move))
 
     def _hello(self, relay: Relay, move: RelayMove) -> None:
         target = relay.trial
-        if target is None or relay.place is not move.place:
+        if target is None or relay.place is not move.place or relay.order is not move:
             return
         place = target.place
         is_reached = place not in self.closed and (relay.name, target.name) not in self.unreachable
@@ -368,7 +389,7 @@ class Forest(Behind):
     """A server, and relays of the product that choose their places by themselves."""
 
     def __init__(self, keys: ClusterKeys | None) -> None:
-        Ends.__init__(self, keys, silence_s=3.0)
+        Ends.__init__(self, keys, silence_s=15.0)  # several relays share this process and its one interpreter lock
         self.keys = keys
         self.relays: dict[SchedulerAddress, RunningRelay] = {}
         self.ranks: dict[str, Client] = {}
@@ -473,3 +494,51 @@ def test_relay_that_cannot_reach_the_others_stays_at_the_scheduler(forest: Fores
     assert not [item for item in seen if isinstance(item, Down)]
     assert f"{forest.ranks[session].address}" in map(str, forest.relays)
     assert forest.server.send(session, Pending(session, 1, 2, 4))
+
+
+def service_at(host: str, **more: str) -> RelayService:
+    settings = {"SCHED_HOST": f"relay:{host}:{free_port()},127.0.0.1", **more}
+    return RelayService(config.read(settings, role_required=False)[0])
+
+
+@pytest.mark.parametrize(
+    ("host", "local", "secret", "wanted"),
+    [
+        ("127.0.0.1", "127.0.0.3", "", "127.0.0.3"),
+        ("127.0.0.1", "127.0.0.1", "", "127.0.0.1"),
+        ("127.0.0.1", "192.0.2.1", "", ""),
+        ("127.0.0.1", "192.0.2.1", SECRET, ""),
+        ("0.0.0.0", "192.0.2.1", SECRET, "192.0.2.1"),
+        ("127.0.0.3", "192.0.2.1", "", "127.0.0.3"),
+    ],
+    ids=["also-outside", "same-host", "no-secret", "cannot-listen", "everywhere", "named"],
+)
+def test_relay_states_an_address_at_which_it_listens(
+    host: str, local: str, secret: str, wanted: str, monkeypatch: MonkeyPatch
+) -> None:
+    """For the test, 127.0.0.3 is an address that other hosts can reach."""
+    monkeypatch.setattr(relay_service, "is_loopback", lambda address: address == "127.0.0.1")
+    service = service_at(host, **({"CLUSTER_SECRET": secret} if secret else {}))
+    sent: list[Upward] = []
+    monkeypatch.setattr(service._above, "send", sent.append)
+    service._above.local_host = local
+    service._report()
+    ((_, packed),) = sent[0].messages
+    note = NOTE.unpack(packed[1:])
+    assert note == RelayNote(f"{wanted}:{service._port}" if wanted else "")
+    if wanted.startswith("127."):
+        socket.create_connection((wanted, service._port)).close()
+    service.stop()
+    service.serve()
+
+
+def test_relay_passes_on_nothing_from_a_peer_that_uses_its_name() -> None:
+    ends = Forest(None)
+    try:
+        ends.start(1)
+        ((place, running),) = ends.relays.items()
+        thief = Client("127.0.0.1", ends.port, running.service._name, ends.silence_s, relay=place)
+        ends.clients.append(thief)
+        until(lambda: [*ends.got(thief)(), *running.service.strangers.totals], lambda item: item is Offence.GARBLED)
+    finally:
+        ends.close()

@@ -74,8 +74,9 @@ class RelayPlace:
 
     @property
     def has_room(self) -> bool:
-        """Return whether another relay may be sent here."""
-        return len(self.below) + len(self.expected) < FAN_OUT
+        """Return whether another relay may be sent here. Those that it has reported count before they are known."""
+        below = max(len(self.below), 0 if self.note is None else self.note.relays)
+        return below + len(self.expected) < FAN_OUT
 
     @property
     def has_relays(self) -> bool:
@@ -136,9 +137,11 @@ class RelayTree:
             self._list(place.parent)
 
     def note(self, place: RelayPlace, note: RelayNote) -> None:
-        """Take a relay's note. Its order, if it has one, is done or has failed."""
+        """Take a relay's note. If it could not reach where it was told to go, its order is withdrawn."""
         place.note = note
-        self._withdraw(place)
+        target = place.goes_to
+        if target is not None and target.note is not None and target.note.at in note.avoids:
+            self._withdraw(place)
         self._list(place)
 
     def moves(self) -> Iterator[RelayMove]:

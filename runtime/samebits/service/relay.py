@@ -121,9 +121,11 @@ class RelayService:
         self._trial: tuple[SchedulerAddress, Client] | None = None  # where the scheduler has told this relay to attach
         self._avoids: tuple[str, ...] = ()  # addresses that could not be reached since the last direct connection
         self._outside = f"{settings.relay}"  # where other relays attach
-        self._has_outside = not is_loopback(settings.relay.host)
+        self._is_everywhere = settings.relay.host in ("0.0.0.0", "::")
+        self._has_outside = not self._is_everywhere and not is_loopback(settings.relay.host)
         self._where, self._inner = f"{settings.relay}", settings.inner_relay
         self._ranks: set[str] = set()
+        self._relays_stated, self._relays_changed = 0, False
         self._said = ""  # the last line about the scheduler
         self._messages: list[tuple[str, bytes]] = []  # for the next frame
         self._bytes = 0
@@ -194,14 +196,19 @@ class RelayService:
 
     def _report(self) -> None:
         """State to the scheduler where other relays can attach, and what this one could not reach."""
-        local = self._above.local_host
+        local = self._above.local_host  # by which other hosts reach this one, too
         if not self._has_outside and local is not None and not is_loopback(local):
             self._has_outside = True
-            can_listen = _may_listen(local, self._settings) and self._below.also_listen(local, self._port)
+            can_listen = self._is_everywhere or (
+                _may_listen(local, self._settings) and self._below.also_listen(local, self._port)
+            )
             self._outside = f"{SchedulerAddress(local, self._port)}" if can_listen else ""
-        relays = sum(one.startswith(RELAY_PREFIX.decode()) for one in self._ranks)
-        note = ABOUT + NOTE.pack(RelayNote(self._outside, relays, self._avoids))
+        self._relays_stated = self._count_relays()
+        note = ABOUT + NOTE.pack(RelayNote(self._outside, self._relays_stated, self._avoids))
         self._above.send(Upward(((self._name, note),)))
+
+    def _count_relays(self) -> int:
+        return sum(one.startswith(RELAY_PREFIX.decode()) for one in self._ranks)
 
     def _take_order(self, address: SchedulerAddress) -> None:
         """Try to attach to another relay, as the scheduler has told this one to."""
@@ -288,9 +295,11 @@ class RelayService:
         for incoming in self._below.drain():
             match incoming:
                 case Arrived(session, _) if session == self._name:
-                    self.strangers.garbled("", f"{session} is the name of this relay itself")
+                    self.strangers.garbled(self._below.address_of(session), "its name is this relay's own")
                 case Arrived(session, sealed):
-                    self._ranks.add(session)
+                    if session not in self._ranks:
+                        self._ranks.add(session)
+                        self._relays_changed = True
                     if self._is_up:
                         self._messages.append((session, sealed))
                         self._bytes += len(sealed)
@@ -299,12 +308,16 @@ class RelayService:
                         self._below.send(session, UNREACHABLE)
                 case ConnectionLost(session):
                     self._ranks.discard(session)
+                    self._relays_changed = True
                     closed.append(session)
                     self._unused_since = time.monotonic()
                 case Rejected(address, why):
                     self.strangers.rejected(address, why)
                 case Garbled(_, problem, address):
                     self.strangers.garbled(address, problem)
+        if self._is_up and self._relays_changed and self._count_relays() != self._relays_stated:
+            self._report()
+        self._relays_changed = False
         for note in self.strangers.lines(time.monotonic()):
             log.warn(note.text)
         if closed:
