@@ -520,6 +520,25 @@ def test_notes_and_orders_from_strangers_change_nothing(guarded: Ends, liar: Lyi
     assert [one.note for one in tree.direct] == [None], "a relay states nothing about another one"
 
 
+def test_relay_that_others_leave_is_doubted_until_it_sends(guarded: Ends, inner_liar: LyingInnerRelay) -> None:
+    assert KEYS is not None
+    assert KEYS.relay is not None
+    (place,) = guarded.server._relayed._tree.direct
+    assert not place.is_doubted
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.setsockopt(zmq.ROUTING_ID, b"relay-below")
+        socket.curve_serverkey, socket.curve_publickey = KEYS.scheduler.public, KEYS.relay.public
+        socket.curve_secretkey = KEYS.relay.secret
+        socket.connect(endpoint("127.0.0.1", guarded.port))
+        socket.send(UPWARD.pack(Upward()))
+        until(lambda: [*guarded.heard(), len(guarded.server._relayed._tree.direct)], lambda item: item == 2)
+        assert place.is_doubted
+        inner_liar.send((inner_liar.session, inner_liar.rank.seal(SCHEMA.pack(ASKED))))
+        until(guarded.heard, lambda item: item == Arrived(inner_liar.session, ASKED))
+        assert not place.is_doubted
+
+
 def test_relay_cannot_attach_below_itself(guarded: Ends, inner_liar: LyingInnerRelay) -> None:
     assert KEYS is not None
     key = relays_key(KEYS.session_key)
