@@ -161,9 +161,8 @@ def chain(
         job.start_scheduler()
         for number, where in enumerate(settings):
             relays.append(stack.enter_context(relay_of(job, warm, name=f"relay_{number}", **where)))
-            if number:
-                above = settings[number - 1]["SCHED_HOST"].split(",")[0].removeprefix("relay:")
-                job.wait_for(f"relay_{number}", f"reachable through the relay at {above}")
+            above = settings[number - 1]["SCHED_HOST"].split(",")[0].removeprefix("relay:")
+            job.wait_for(f"relay_{number}", f"reachable through the relay at {above}" if number else "is reachable")
         for rank, where in zip(job.ranks, settings, strict=True):
             job.start_worker(rank, **where)
         job.open_gates(0)
