@@ -1,15 +1,15 @@
 """One scheduler and ten thousand workers: forming, heartbeats, losses and returns, beside bare sockets and peers.
 
 ``python -m benchmarks.control_plane [--quick] [--workers N …]``; ``--etcd`` only compares a journal in etcd with one in
-a file, ``--standby`` only measures a standby scheduler's takeover, ``--relays N`` only a formation behind N relays with
-one without relays, and ``--tree N`` only a job behind N inner relays (``control_plane_tree``). The workers are
-simulated (``workers.control_plane``: a DEALER each, many per process, with the product's messages). The scheduler is
-the real process with its journal on disk. *Formed* runs from the first connect until the last worker has received its
-durable place: connect, Register → Admitted, all in → RoundOpened, Join → GenerationStarted, and the heartbeats in
-between. The bare ROUTER has the same conversation with the same clients; the echo is one message and its answer. All
-clients run on the measured machine, so wall times include them; the server's own CPU time is more reliable, until the
-last worker is admitted and until all are formed. NODE_TIMEOUT is 30 s here, because a machine that simulates all
-workers may keep them silent for longer than 5. A loss that needs GRACE's reconnect (the process is not on the
+a file, ``--standby`` only measures a standby scheduler's takeover, ``--relays N`` only a formation behind N relays,
+also in a tree, with one without relays, and ``--tree N`` only a job behind N inner relays (``control_plane_tree``). The
+workers are simulated (``workers.control_plane``: a DEALER each, many per process, with the product's messages). The
+scheduler is the real process with its journal on disk. *Formed* runs from the first connect until the last worker has
+received its durable place: connect, Register → Admitted, all in → RoundOpened, Join → GenerationStarted, and the
+heartbeats in between. The bare ROUTER has the same conversation with the same clients; the echo is one message and its
+answer. All clients run on the measured machine, so wall times include them; the server's own CPU time is more reliable,
+until the last worker is admitted and until all are formed. NODE_TIMEOUT is 30 s here, because a machine that simulates
+all workers may keep them silent for longer than 5. A loss that needs GRACE's reconnect (the process is not on the
 scheduler's host) is timed after that grace period. The floor of a decision is the death itself, since killed processes
 take time to end.
 """
@@ -23,6 +23,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks import control_plane_trials as trials
 from benchmarks.control_plane_stage import descriptor_problem
@@ -40,6 +41,8 @@ TRIALS, TRIALS_QUICK = 5, 3
 BEATS_S, BEATS_QUICK_S = 5.0, 3.0
 VICTIMS, VICTIMS_QUICK = 40, 20
 CLIENTS = 2
+INNER = 4
+"""So few that two dozen relays form a tree of three levels."""
 MOST_GRPC = 1000  # a channel of gRPC's Python takes about 0.3 MB and a millisecond
 TCPSTORE, GRPC = "TCPStore", "gRPC"
 PEER_MODULES = {TCPSTORE: "torch", GRPC: "grpc"}
@@ -168,16 +171,23 @@ def report_takeovers(found: dict[int, dict[str, list[float]]]) -> Report:
 
 
 def measure_relays(extent: Extent, relays: int, **variables: str) -> dict[int, dict[str, list[Formed]]]:
-    """Form each number of workers with a bare ROUTER, with our scheduler, and with our scheduler behind relays."""
+    """Form each number of workers with a bare ROUTER, and with our scheduler, without and behind relays.
+
+    With enough relays, they are at the scheduler (``relayed``), below INNER of them by hand (``placed``), or in the
+    tree that they choose if no relay, and not the scheduler, may have more than INNER relays (``chosen``).
+    """
     progress = Progress(f"{', '.join(map(str, extent.workers))} workers, without and with {relays} relays")
+    contestants: dict[str, dict[str, Any]] = {"router": {"is_bare": True}, "direct": {}, "relayed": {"relays": relays}}
+    if relays > INNER:
+        contestants["placed"] = {"relays": relays, "inner": INNER}
+        contestants["chosen"] = {"relays": relays, "fan_out": INNER}
     found: dict[int, dict[str, list[Formed]]] = {}
     for workers in extent.workers:
-        here = found[workers] = {"router": [], "direct": [], "relayed": []}
+        here: dict[str, list[Formed]] = {name: [] for name in contestants}
+        found[workers] = here
         for trial in range(extent.trials):
             for name in list(here)[:: -1 if trial % 2 else 1]:
-                used = relays if name == "relayed" else 0
-                is_bare = name == "router"
-                here[name].append(trials.formed(workers, extent.clients, used, is_bare=is_bare, **variables))
+                here[name].append(trials.formed(workers, extent.clients, **contestants[name], **variables))
         shown = ", ".join(f"{name} {spread([_cpu_us(one, workers) for one in some])}" for name, some in here.items())
         progress.say(f"{workers} workers: the server's CPU time for each, in µs: {shown}")
     return found
@@ -197,6 +207,7 @@ def report_relays(found: dict[int, dict[str, list[Formed]]], relays: int) -> Rep
                 "admitted_cpu_us": median([one.admit_cpu_s / workers * 1e6 for one in some]),
                 "cpu_us_per_registration": median([_cpu_us(one, workers) for one in some]),
                 "relays_cpu_us": median([one.relays_cpu_s / workers * 1e6 for one in some]),
+                "connections_count": max(one.connections for one in some),
             }
             for name, some in here.items()
         }
@@ -204,12 +215,16 @@ def report_relays(found: dict[int, dict[str, list[Formed]]], relays: int) -> Rep
     ours: dict[str, dict[str, float]] = {}
     ratios: dict[str, dict[str, float]] = {}
     for workers, by_name in figures.items():
-        size, relayed, direct = str(workers), by_name["relayed"], by_name["direct"]
+        size, direct = str(workers), by_name["direct"]
         floor[size] = {f"router_{name}": value for name, value in by_name["router"].items() if "relays" not in name}
         ours[size] = {f"direct_{name}": value for name, value in direct.items() if "relays" not in name}
-        ours[size] |= {"relays_count": relays, **{f"relayed_{name}": value for name, value in relayed.items()}}
+        behind = {way: each for way, each in by_name.items() if way not in ("router", "direct")}
+        ours[size] |= {"relays_count": relays}
+        ours[size] |= {f"{way}_{name}": value for way, each in behind.items() for name, value in each.items()}
         ratios[size] = {
-            f"relayed_{name}_vs_direct": rounded(relayed[name] / direct[name])
+            f"{way}_{name}_vs_{other}": rounded(each[name] / by_name[other][name])
+            for way, each in behind.items()
+            for other in (("direct",) if way == "relayed" else ("direct", "relayed"))
             for name in ("form_s", "admitted_cpu_us", "cpu_us_per_registration")
         }
     return Report("control_plane", {"by_workers": floor}, {}, {"by_workers": ours}, {"by_workers": ratios})
@@ -392,7 +407,7 @@ def main() -> None:
         "--relays",
         type=int,
         metavar="N",
-        help="only compare the formation of a group behind N relays with one without relays",
+        help="only compare the formation of a group behind N relays, also in a tree, with one without relays",
     )
     parser.add_argument(
         "--tree",

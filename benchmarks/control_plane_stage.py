@@ -24,6 +24,7 @@ SCHEDULER, BARE = "scheduler", "bare"
 WITHIN_S = 180.0
 WITHIN_A_WORKER_S = 0.02
 SPARE_DESCRIPTORS = 200
+_ESTABLISHED = "01"  # in /proc/net/tcp
 GRACE_S = 0.5  # the default of GRACE's reconnect
 
 
@@ -77,9 +78,16 @@ class Scene:
         self.port = int(self.job.variables["SCHED_PORT"])
         self._within_s = max(WITHIN_S, world_size * WITHIN_A_WORKER_S)
 
-    def start_scheduler(self) -> float:
-        """Start the scheduler; return when it was listening, on the host's monotonic clock."""
-        self.job.start_scheduler()
+    def start_scheduler(self, fan_out: int = 0) -> float:
+        """Start the scheduler; return when it was listening, on the host's monotonic clock.
+
+        Args:
+            fan_out: the most relays that it keeps at itself or below another; 0: as many as the product.
+        """
+        if fan_out:
+            self.job.start_scheduler([*worker_module("control_plane"), "scheduler", str(fan_out)])
+        else:
+            self.job.start_scheduler()
         return time.monotonic()
 
     def start_bare(self, kind: str, world_size: int) -> float:
@@ -89,15 +97,37 @@ class Scene:
         wait_until_listening(self.port, self.stage)
         return time.monotonic()
 
-    def start_relays(self, count: int) -> dict[str, int]:
-        """Start this many relays; return the port of each by its name on the stage."""
+    def start_relays(self, count: int, inner: int = 0) -> dict[str, int]:
+        """Start this many relays; return the port of each by its name on the stage.
+
+        Args:
+            count: how many.
+            inner: how many of them the others are placed below; 0: all connect to the scheduler.
+        """
         ports = {f"relay_{number}": free_port() for number in range(count)}
-        for name, port in ports.items():
-            variables = {**self.job.variables, "SCHED_HOST": f"relay:127.0.0.1:{port},127.0.0.1"}
+        above = [f"relay:127.0.0.1:{port}," for port in [*ports.values()][:inner]]
+        for number, (name, port) in enumerate(ports.items()):
+            at = above[number % inner] if number >= inner > 0 else ""
+            variables = {**self.job.variables, "SCHED_HOST": f"relay:127.0.0.1:{port},{at}127.0.0.1"}
             self.stage.start(name, [sys.executable, "-m", "samebits", "relay"], variables)
         for port in ports.values():
             wait_until_listening(port, self.stage)
         return ports
+
+    def connections(self) -> int:
+        """Return the number of connections to the server."""
+        tables = [Path("/proc/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+        rows = [line.split() for table in tables for line in table]
+        return sum(row[1].endswith(f":{self.port:04X}") and row[3] == _ESTABLISHED for row in rows)
+
+    def wait_for_tree(self, most: int) -> None:
+        """Wait until relays have connections to the server, and no more than ``most``."""
+        deadline_s = time.monotonic() + self._within_s
+        while not 0 < self.connections() <= most:
+            self.stage.require_alive()
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{self.connections()} relays are at the scheduler after {self._within_s:g} s")
+            time.sleep(0.05)
 
     def tell_all(self) -> float:
         """Let the bare server open a round; return when it began to, on the host's monotonic clock."""

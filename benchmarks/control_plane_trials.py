@@ -161,19 +161,35 @@ def bare_encrypted(workers: int, clients: int, beats_s: float) -> Served:
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """A formation: seconds, the server's CPU seconds until all are admitted and formed, and those of all relays."""
+    """A formation: seconds, the server's CPU seconds until all are admitted and formed, and those of all relays.
+
+    ``connections`` are those to the server at the end.
+    """
 
     form_s: float
     admit_cpu_s: float
     form_cpu_s: float
     relays_cpu_s: float = 0.0
+    connections: int = 0
 
 
-def formed(workers: int, clients: int, relays: int = 0, *, is_bare: bool = False, **variables: str) -> Formed:
+def formed(
+    workers: int,
+    clients: int,
+    relays: int = 0,
+    *,
+    inner: int = 0,
+    fan_out: int = 0,
+    is_bare: bool = False,
+    **variables: str,
+) -> Formed:
     """Form a job with our scheduler, or the same crowd with a bare ROUTER.
 
     Args:
         relays: number of relays among which the crowd is dealt out; 0: every worker connects to the scheduler.
+        inner: number of relays below which the others are placed; 0: none.
+        fan_out: how many relays the scheduler keeps at itself or below another; 0: as many as the product.
+        is_bare: whether the server is a bare ROUTER.
         variables: the job's variables.
     """
     with Stage() as stage:
@@ -181,13 +197,15 @@ def formed(workers: int, clients: int, relays: int = 0, *, is_bare: bool = False
         if is_bare:
             scene.start_bare("router", workers)
         else:
-            scene.start_scheduler()
-        ports = scene.start_relays(relays)
+            scene.start_scheduler(fan_out)
+        ports = scene.start_relays(relays, inner)
+        if fan_out or inner:
+            scene.wait_for_tree(fan_out or inner)
         crowds = scene.start_crowds("crowd", workers, clients, relays=tuple(ports.values()))
         pids = [pid for name, pid in scene.stage.pids().items() if name in ports]
         before_s = sum(map(cpu_s, pids))
         form_s, admit_cpu_s, form_cpu_s, _ = _form(scene, crowds, BARE if is_bare else SCHEDULER)
-        return Formed(form_s, admit_cpu_s, form_cpu_s, sum(map(cpu_s, pids)) - before_s)
+        return Formed(form_s, admit_cpu_s, form_cpu_s, sum(map(cpu_s, pids)) - before_s, scene.connections())
 
 
 def echo(workers: int, clients: int) -> float:

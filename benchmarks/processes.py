@@ -249,10 +249,9 @@ class Job:
             **variables,
         }
 
-    def start_scheduler(self) -> None:
+    def start_scheduler(self, command: Sequence[str] = (sys.executable, "-m", "samebits", "scheduler")) -> None:
         """Start the scheduler, and return when it listens."""
-        command = [sys.executable, "-m", "samebits", "scheduler"]
-        self._stage.start("scheduler", command, {**self.variables, "ROLE": "scheduler"})
+        self._stage.start("scheduler", [*command], {**self.variables, "ROLE": "scheduler"})
         wait_until_listening(self._port, self._stage)
 
     def worker_variables(self, slot: int) -> dict[str, str]:

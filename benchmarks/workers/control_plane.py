@@ -1,6 +1,7 @@
 """The processes of simulated workers: many in one, or one process each, to be killed.
 
-The module reads a process's role and forks; ``control_plane_crowd`` has the conversation.
+The module reads a process's role and forks; ``control_plane_crowd`` has the conversation. It also runs the scheduler
+with a smaller tree of relays.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from types import FrameType
 from benchmarks.moments import Notebook
 from benchmarks.workers.control_plane_crowd import Crowd, Plan
 from benchmarks.workers.control_plane_tree import HostRelays
+from samebits.__main__ import main as run
 from samebits.config import Settings, read
+from samebits.net import relay_tree
 
 
 def be_victims(plan: Plan, settings: Settings, notebook: Notebook) -> None:
@@ -51,7 +54,15 @@ def be_victims(plan: Plan, settings: Settings, notebook: Notebook) -> None:
         signal.sigwait({signal.SIGTERM})
 
 
+def be_scheduler(fan_out: int) -> int:
+    """Run the product's scheduler, which sends relays beyond the first few below others."""
+    relay_tree.FAN_OUT = fan_out  # type: ignore[misc]
+    return run(["scheduler"])
+
+
 def main() -> None:
+    if sys.argv[1] == "scheduler":
+        sys.exit(be_scheduler(int(sys.argv[2])))
     plan = Plan(**json.loads(sys.argv[1]))
     settings, _ = read()
     notebook = Notebook.from_environment()

@@ -14,8 +14,10 @@ from samebits.core.records import TermStarted
 from samebits.store.journal import read_journal
 from tests.clusters.hosts import HostsJob
 from tests.clusters.namespaces import Switch
-from tests.system.job import WAIT_S
+from tests.system.job import PROBE, WAIT_S
 from tests.system.probe import gate_of
+from tests.system.processes import Command, Running, WarmStarter
+from tests.system.test_scheduler_away import assert_no_new_round
 
 pytestmark = pytest.mark.system
 
@@ -49,6 +51,37 @@ def test_lost_host_is_replaced_and_no_bit_changes(
     job.replace(lost, "b2")
     job.start_worker(1)
     assert job.wait_finished() == undisturbed(*TRAINED, workers=WORKERS)
+
+
+def test_relays_that_listen_on_loopback_form_a_tree_across_hosts(
+    new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str], warm: WarmStarter
+) -> None:
+    """Each states the address at which the others reach its host; the death of one costs no step."""
+    job = new_hosts_job(*TRAINED, "--gates", str(GATE), script=PROBE.with_name("narrow_tree.py"))
+    behind = {"SCHED_HOST": f"relay:127.0.0.1:8119,{job.settings['SCHED_HOST']}"}
+    job.start_scheduler()
+    relays: list[Running] = []
+    for rank, host in enumerate(job.switch.hosts):
+        name, folder = f"relay_{rank}", job.disk_of(host)
+        folder.mkdir(exist_ok=True)
+        order = Command(None, ("relay",), job.environment(**behind), folder, job.log(name), inside=host.pid)
+        relays.append(warm.start(order))
+        if rank:
+            above = job.switch.hosts[rank - 1].address()
+            job.wait_for(name, f"the scheduler is reachable through the relay at {above}:8119")
+        else:
+            job.wait_for(name, "the scheduler is reachable")
+        job.start_worker(rank, **behind)
+    job.open_gates(0)
+    job.wait_for_step(MIDDLE)
+    relays[1].signal(signal.SIGKILL)
+    job.wait_for("relay_2", "the scheduler is reachable directly")
+    job.open_gates(GATE)
+    assert job.wait_finished() == undisturbed(*TRAINED, workers=WORKERS)
+    assert_no_new_round(job)
+    for relay in relays:
+        relay.signal(signal.SIGKILL)
+        relay.wait(WAIT_S)
 
 
 @pytest.mark.thorough

@@ -24,10 +24,11 @@ from samebits.core.messages import (
 from samebits.errors import UsageError
 from samebits.net import relaying
 from samebits.net.address import endpoint
-from samebits.net.channel import ForgedError, RankEnd, relays_key
+from samebits.net.channel import ABOUT, ForgedError, RankEnd, relays_key
 from samebits.net.client import Client, Down, Got, Up
 from samebits.net.curve import ClusterKeys, cluster_keys
-from samebits.net.relaying import DOWNWARD, MAX_BATCH, UPWARD, Downward, Upward
+from samebits.net.relay_tree import RelayNote
+from samebits.net.relaying import DOWNWARD, MAX_BATCH, NOTE, UPWARD, Downward, Upward
 from samebits.net.server import Arrived, ConnectionLost, Garbled, Server
 from samebits.scheduler_hosts import SchedulerAddress
 from samebits.service import relay
@@ -393,6 +394,7 @@ def test_frames_inside_frames_are_bounded(guarded: Ends, inner_liar: LyingInnerR
     assert "a relay's frame is malformed" in problem_of(heard_after(guarded, inner_liar))
     inner_liar.send_inside(*[("x", b"")] * (MAX_BATCH + 1))
     assert "a relay's frame is malformed" in problem_of(heard_after(guarded, inner_liar))
+    monkeypatch.setattr(relaying, "MAX_DEPTH", 2)
     inner_liar.send_inside(("relay-2", RankEnd(relays_key(KEYS.session_key), "relay-2").hello))
     assert "that no rank can have sent" in problem_of(heard_after(guarded, inner_liar))
     inner_liar.send(("relay-2", RankEnd(KEYS.session_key, "relay-2").hello))
@@ -501,3 +503,46 @@ def test_relays_and_workers_keys_do_not_stand_for_each_other(guarded: Ends, name
         (found,) = until(guarded.heard, lambda item: isinstance(item, Garbled))
     assert isinstance(found, Garbled)
     assert found.problem.endswith("messages were dropped")
+
+
+def test_notes_and_orders_from_strangers_change_nothing(guarded: Ends, liar: LyingRelay) -> None:
+    whole = NOTE.pack(RelayNote())
+    hostile = [b"", b"\xc1", whole[:-1], whole + b"\0", b"\xdd\xff\xff\xff\xff", NOTE.pack(RelayNote("x" * 999))]
+    for packed in hostile:
+        liar.send(("relay-0", ABOUT + packed))
+        assert "dropped a relay's note" in problem_of(heard_after(guarded, liar)), packed
+    for address in ("nonsense", "10.0.0.1", "10.0.0.1:0", "a:1,b:2", "file:/etc/passwd"):
+        liar.send(("relay-0", ABOUT + NOTE.pack(RelayNote(address))))
+        assert "is not the address of a relay" in problem_of(heard_after(guarded, liar))
+    liar.send(("relay-1", ABOUT + NOTE.pack(RelayNote("10.0.0.1:1"))))
+    assert heard_after(guarded, liar) == []
+    tree = guarded.server._relayed._tree
+    assert [one.note for one in tree.direct] == [None], "a relay states nothing about another one"
+
+
+def test_relay_that_others_leave_is_doubted_until_it_sends(guarded: Ends, inner_liar: LyingInnerRelay) -> None:
+    assert KEYS is not None
+    assert KEYS.relay is not None
+    (place,) = guarded.server._relayed._tree.direct
+    assert not place.is_doubted
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.setsockopt(zmq.ROUTING_ID, b"relay-below")
+        socket.curve_serverkey, socket.curve_publickey = KEYS.scheduler.public, KEYS.relay.public
+        socket.curve_secretkey = KEYS.relay.secret
+        socket.connect(endpoint("127.0.0.1", guarded.port))
+        socket.send(UPWARD.pack(Upward()))
+        until(lambda: [*guarded.heard(), len(guarded.server._relayed._tree.direct)], lambda item: item == 2)
+        assert place.is_doubted
+        inner_liar.send((inner_liar.session, inner_liar.rank.seal(SCHEMA.pack(ASKED))))
+        until(guarded.heard, lambda item: item == Arrived(inner_liar.session, ASKED))
+        assert not place.is_doubted
+
+
+def test_relay_cannot_attach_below_itself(guarded: Ends, inner_liar: LyingInnerRelay) -> None:
+    assert KEYS is not None
+    key = relays_key(KEYS.session_key)
+    inner_liar.send(("relay-0", RankEnd(key, "relay-0").hello))
+    assert "tried to attach below itself" in problem_of(heard_after(guarded, inner_liar))
+    inner_liar.send_inside(("relay-0", RankEnd(key, "relay-0").hello))
+    assert "tried to attach below itself" in problem_of(heard_after(guarded, inner_liar))

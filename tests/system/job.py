@@ -45,7 +45,14 @@ from tests.system.processes import (
 PROBE = REPOSITORY / "tests" / "system" / "probe.py"
 RIDER = PROBE.with_name("rider.py")
 BETWEEN = PROBE.with_name("between_script.py")
-MARKED = (PROBE, RIDER, BETWEEN, PROBE.with_name("on_host.py"), PROBE.with_name("few_descriptors.py"))
+MARKED = (
+    PROBE,
+    RIDER,
+    BETWEEN,
+    PROBE.with_name("on_host.py"),
+    PROBE.with_name("few_descriptors.py"),
+    PROBE.with_name("narrow_tree.py"),
+)
 """Scripts that take the paths of their job's marks and gates."""
 Value = TypeVar("Value")
 

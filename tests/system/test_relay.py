@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -146,6 +146,81 @@ def _lose_a_worker_and_the_scheduler(
             job.wait_for(rank, BACK)
         job.open_gates(40)
         assert job.wait_finished() == undisturbed(*TRAINED)
+    assert len(job.matches("scheduler", r"round \S+ opened")) == 2, job.tails()
+
+
+@contextmanager
+def chain(
+    new_job: Callable[..., Job], warm: WarmStarter, **more: str
+) -> Iterator[tuple[Job, list[Running], list[dict[str, str]]]]:
+    """Start a job, and one relay after another, which attach below each other by themselves."""
+    job = new_job(*TRAINED, *GATED, settings=more, script=PROBE.with_name("narrow_tree.py"))
+    settings = [behind_relay() for _ in job.ranks]
+    relays = []
+    with ExitStack() as stack:
+        job.start_scheduler()
+        for number, where in enumerate(settings):
+            relays.append(stack.enter_context(relay_of(job, warm, name=f"relay_{number}", **where)))
+            above = settings[number - 1]["SCHED_HOST"].split(",")[0].removeprefix("relay:")
+            job.wait_for(f"relay_{number}", f"reachable through the relay at {above}" if number else "is reachable")
+        for rank, where in zip(job.ranks, settings, strict=True):
+            job.start_worker(rank, **where)
+        job.open_gates(0)
+        job.wait_for_step(15)
+        yield job, relays, settings
+
+
+def direct(job: Job, *relays: str) -> list[str]:
+    """Return those of the relays that are attached to the scheduler itself, by their last line about it."""
+    ways = {name: job.matches(name, r"the scheduler is (unreachable|reachable through|reachable)") for name in relays}
+    return [name for name, found in ways.items() if found and found[-1][1] == "reachable"]
+
+
+@pytest.mark.parametrize(
+    ("number", "secret"), [(signal.SIGKILL, SECRET), (signal.SIGSTOP, "")], ids=["killed-secret", "stopped"]
+)
+def test_relays_that_chose_their_places_choose_others_without_losing_a_step(
+    new_job: Callable[..., Job],
+    undisturbed: Callable[..., str],
+    warm: WarmStarter,
+    number: signal.Signals,
+    secret: str,
+) -> None:
+    with chain(new_job, warm, CLUSTER_SECRET=secret) as (job, relays, _):
+        relays[1].signal(number)
+        job.wait_for("relay_2", "the scheduler is reachable directly")
+        job.wait_until(lambda: len(direct(job, "relay_0", "relay_2", "relay_3")) == 1 or None, "tree of one root")
+        for rank in job.ranks[1:]:
+            job.wait_for(rank, BACK)
+        relays[1].signal(signal.SIGCONT)
+        job.open_gates(40)
+        assert job.wait_finished() == undisturbed(*TRAINED)
+    assert_no_new_round(job)
+    for rank in job.ranks:
+        assert [step.number for step in job.steps(rank)] == list(range(1, STEPS + 1)), "a step was repeated"
+
+
+def test_killed_worker_scheduler_and_upgraded_relay_in_a_tree_that_chose_itself(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str], warm: WarmStarter
+) -> None:
+    with chain(new_job, warm, CLUSTER_SECRET=SECRET) as (job, relays, settings):
+        job.kill(3)
+        job.wait_for("scheduler", r"worker 3 \(pid \d+ on \S+\) is lost: its (process|connection)")
+        job.start_worker(3, **settings[3])
+        for rank in job.ranks:
+            job.wait_for(rank, f"generation 2: rank {rank} of 4")
+        job.scheduler.kill()
+        for rank in job.ranks:
+            job.wait_for(rank, AWAY)
+        job.start_scheduler()
+        for rank in job.ranks:
+            job.wait_for(rank, BACK)
+        relays[0].signal(signal.SIGTERM)
+        relays[0].wait(WAIT_S)
+        with relay_of(job, warm, name="relay_again", **settings[0]):
+            job.wait_for("relay_again", "reachable through the relay at")
+            job.open_gates(40)
+            assert job.wait_finished() == undisturbed(*TRAINED)
     assert len(job.matches("scheduler", r"round \S+ opened")) == 2, job.tails()
 
 

@@ -29,6 +29,8 @@ It is not authenticated, because a relay can delay any message anyway.
 """
 UNREACHABLE, ATTACH_AGAIN = b"D", b"U"
 """Messages of the relay itself: the scheduler is unreachable, or is reachable and expects a hello."""
+ABOUT, MOVE = b"A", b"V"
+"""Messages between a relay and the scheduler: a note (``net.relay_tree``), and the address of another relay."""
 _COUNTER = struct.Struct(">Q")
 _COUNTER_BYTES = _COUNTER.size
 _HEAD_BYTES = 1 + _COUNTER_BYTES + MAC_BYTES

@@ -200,9 +200,12 @@ class Client:
         relay: the address of this host's relay, or of the inner relay above it; None if there is none.
         wire: encodes and decodes the messages.
         most_relayed_bytes: a longer message is not sent through the relay.
+        is_trial: whether to try only ``relay`` until the scheduler has answered through it.
 
     Attributes:
         peer: the other end of the latest connection, as the kernel reports it; None before the first one.
+        local_host: the address of this end of that connection.
+        has_failed: whether a trial has failed; this client is then of no use.
     """
 
     def __init__(
@@ -216,6 +219,7 @@ class Client:
         relay: SchedulerAddress | None = None,
         wire: Wire = messages.SCHEMA,
         most_relayed_bytes: int = MAX_RELAYED_BYTES,
+        is_trial: bool = False,
     ) -> None:
         self._waker = Waker()
         self._book = AddressBook(host, port, self.wake, relay)
@@ -226,6 +230,8 @@ class Client:
         self._said_elsewhere: set[str] = set()
         self._beat: Heartbeat | None = None  # the last one
         self.peer: tuple[str, int] | None = None
+        self.local_host: str | None = None
+        self._is_trial, self.has_failed = is_trial, False
         self._context = zmq.Context()
         self._sockets = itertools.count()
         self._poller = zmq.Poller()
@@ -292,6 +298,8 @@ class Client:
         """
         if not self._book.has_choice:
             return None
+        if self._is_trial:
+            return time.monotonic() + self._handshake_s
         return time.monotonic() + TRY_S * self._book.slowness(2)
 
     def wait(self, timeout_s: float | None) -> None:
@@ -396,6 +404,7 @@ class Client:
             yield Got(self._wire.unpack(frames[1], MAX_INCOMING_BYTES))
         elif kind == WELCOME and self._end is not None and self._end.welcome(frames[0]):
             self._is_up, self._leave_at, self._up_at = True, None, time.monotonic()
+            self._is_trial = False
             yield Up()
         elif kind in (ATTACH_AGAIN, UNREACHABLE):
             was_up, self._is_up, self._end = self._is_up, False, None
@@ -415,6 +424,9 @@ class Client:
 
     def _go_on(self) -> Iterator[Down]:
         """Move on to the next address, and read the file of addresses again."""
+        if self._is_trial:
+            self._leave_at, self.has_failed = None, True
+            return
         self._book.look()
         self._book.turn()
         yield from self._open_again()
@@ -436,7 +448,8 @@ class Client:
         if event == zmq.EVENT_CONNECTED:
             self._connected_at = time.monotonic()
             self._is_younger = is_after_witness  # only meaningful with a witness; a new witness resets it
-            self.peer = _peer_of(value) or self.peer
+            if (ends := _ends_of(value)) is not None:
+                self.local_host, self.peer = ends[0][0], ends[1]
             is_slow = self._is_waited_for and not self._book.is_at_relay
             if self._leave_at is not None and is_slow:  # a process listens there: give it more time, once
                 self._leave_at, self._is_waited_for = time.monotonic() + GREET_S * self._book.slowness(8), False
@@ -580,12 +593,15 @@ class Client:
         self._waker.close()
 
 
-def _peer_of(descriptor: int) -> tuple[str, int] | None:
-    """Return the address and port of the other end, or None if the connection is closed."""
+def _ends_of(descriptor: int) -> tuple[tuple[str, int], tuple[str, int]] | None:
+    """Return the addresses and ports of this and the other end, or None if the connection is closed."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
-            found = connection.getpeername()
+            found = connection.getsockname(), connection.getpeername()
     except OSError:
         return None
+    if not all(isinstance(one, tuple) for one in found):
+        return None
     # ZeroMQ's sockets are IPv6, so an IPv4 address appears as a mapped one (RFC 4291, section 2.5.5.2).
-    return (str(found[0]).removeprefix("::ffff:"), int(found[1])) if isinstance(found, tuple) else None
+    this, other = ((str(one[0]).removeprefix("::ffff:"), int(one[1])) for one in found)
+    return this, other

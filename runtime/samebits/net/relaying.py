@@ -7,7 +7,8 @@ the core.
 
 A relay may also connect to another relay, an inner one, which treats it like a rank: its frames are the messages that
 the inner relay passes on, sealed with a key that only relays and the scheduler have. So an inner relay is an ordinary
-relay, and only the scheduler unpacks frames inside frames, at most one level deep.
+relay, and only the scheduler unpacks frames inside frames, up to ``MAX_DEPTH`` levels deep. It tells relays where to
+attach (``net.relay_tree``).
 
 A relay may report that a rank's connection to it has closed, which counts as a closed connection of that rank. If the
 relay's own connection closes, that says nothing about its ranks: no close is reported, and each rank's lease decides
@@ -23,7 +24,19 @@ from typing import Annotated, Any, NamedTuple
 
 from samebits.core.values import MAX_ID_CHARS, Meta, Schema, Value, line
 from samebits.errors import ProtocolError
-from samebits.net.channel import HELLO, MAC_BYTES, NONCE_BYTES, ForgedError, SchedulerEnd, digest_of, relays_key
+from samebits.net.channel import (
+    ABOUT,
+    HELLO,
+    MAC_BYTES,
+    MOVE,
+    NONCE_BYTES,
+    ForgedError,
+    SchedulerEnd,
+    digest_of,
+    relays_key,
+)
+from samebits.net.relay_tree import MAX_DEPTH, RelayNote, RelayPlace, RelayTree
+from samebits.scheduler_hosts import NotHostsError, SchedulerAddress, listed
 
 RELAY_PREFIX = b"relay-"
 MAX_FRAME_BYTES = 1 << 20
@@ -76,6 +89,7 @@ class Downward(Value, frozen=True):
 
 
 UPWARD: Schema[Upward] = Schema(Upward)
+NOTE: Schema[RelayNote] = Schema(RelayNote)
 DOWNWARD: Schema[Downward] = Schema(Downward)
 
 
@@ -134,6 +148,7 @@ class _Relay:
 
     name: bytes
     descriptor: int  # of its connection, or of that of the inner relay
+    place: RelayPlace
     inner: _Relay | None = None
     attached: set[str] = field(default_factory=set)
     greeted: dict[str, SchedulerEnd] = field(default_factory=dict)
@@ -166,6 +181,8 @@ class RelayedRanks:
         self.relays: dict[int, _Relay] = {}
         self._attachments: dict[str, Attachment] = {}
         self._unsent: dict[_Relay, None] = {}
+        self._tree = RelayTree()
+        self._relay_at: dict[RelayPlace, _Relay] = {}
         self._digest: tuple[object, bytes] = (None, b"")
 
     def __contains__(self, session: str) -> bool:
@@ -195,14 +212,19 @@ class RelayedRanks:
         frame = UPWARD.unpack(packed, MAX_FRAME_BYTES)
         relay = self.relays.get(descriptor)
         if relay is None:
-            relay = self.relays[descriptor] = _Relay(name, descriptor)
+            relay = self.relays[descriptor] = self._entered(name.decode(), descriptor, None)
         relay.messages = 0
         yield from self._take(relay, frame, relay)
 
     def _take(self, relay: _Relay, frame: Upward, connected: _Relay) -> Iterator[Carried | Dropped | Detached]:
         """Yield what a frame contains that came over the connection of the relay ``connected``."""
         connected.messages += len(frame.messages)
+        relay.place.is_doubted = False
         for session, sealed in frame.messages:
+            if sealed[:1] == ABOUT and session == relay.place.name:
+                if problem := self._take_note(relay, sealed[1:]):
+                    yield Dropped(problem)
+                continue
             if sealed[:1] == HELLO:
                 if problem := self._greet(relay, session, sealed):
                     yield Dropped(problem)
@@ -231,11 +253,37 @@ class RelayedRanks:
                 if is_rank:
                     yield Detached(session)
 
+    def _entered(self, name: str, descriptor: int, inner: _Relay | None) -> _Relay:
+        place = self._tree.attach(name, None if inner is None else inner.place)
+        relay = self._relay_at[place] = _Relay(name.encode(), descriptor, place, inner)
+        return relay
+
+    def _take_note(self, relay: _Relay, packed: bytes) -> str:
+        """Enter what a relay states about itself; return a problem or ""."""
+        try:
+            note = NOTE.unpack(packed, MAX_FRAME_BYTES)
+            if note.at and address_in(note.at) is None:
+                return f"dropped a relay's note: {note.at!r} is not the address of a relay"
+        except ProtocolError as error:
+            return f"dropped a relay's note: it is {error}"
+        self._tree.note(relay.place, note)
+        return ""
+
+    def _tell_moves(self) -> None:
+        for place, address in self._tree.moves():
+            relay = self._relay_at[place]
+            self._close_delivery(relay)
+            relay.deliveries.append(RelayedMessage((place.name,), (), MOVE + address.encode()))
+            self._unsent[relay] = None
+
     def _greet(self, relay: _Relay, session: str, hello: bytes) -> str:
         """Welcome a rank; return "", or the reason why it is not welcomed."""
         is_relay = session.startswith(_RELAY)
-        if len(hello) != _HELLO_BYTES or not _SESSION.fullmatch(session) or (is_relay and relay.inner is not None):
+        is_too_deep = is_relay and relay.place.depth >= MAX_DEPTH
+        if len(hello) != _HELLO_BYTES or not _SESSION.fullmatch(session) or is_too_deep:
             return "dropped a hello from a relay that no rank can have sent"
+        if is_relay and any(one.name == session for one in relay.place.path()):
+            return f"relay session {session[: len(_RELAY) + 8]} tried to attach below itself"
         is_new = session not in relay.greeted and session not in relay.attached
         if is_new and len(relay.greeted) + len(relay.attached) >= MAX_RANKS:
             return f"a relay brings more than {MAX_RANKS} ranks; the others have to connect to the scheduler"
@@ -273,7 +321,7 @@ class RelayedRanks:
                 self.leave(session)
                 del relay.greeted[session]
                 relay.attached.add(session)
-                below = _Relay(session.encode(), relay.descriptor, relay) if session.startswith(_RELAY) else None
+                below = self._entered(session, relay.descriptor, relay) if session.startswith(_RELAY) else None
                 present = self._attachments[session] = Attachment(relay, greeted, below)
                 return Carried(session, body, present)
         return None if present is None else Carried(session, present.end.unseal(sealed), present)
@@ -283,12 +331,18 @@ class RelayedRanks:
             relay.strangers[session] = None
             self._unsent[relay] = None
 
-    def leave(self, session: str) -> None:
-        """Forget the attachment of the rank or relay, if it has one."""
+    def leave(self, session: str, *, is_back: bool = False) -> None:
+        """Forget the attachment of the rank or relay, if it has one.
+
+        Args:
+            session: its session.
+            is_back: whether it has connected to the scheduler, so that the relay to which it was attached may be gone.
+        """
         attachment = self._attachments.pop(session, None)
         if attachment is not None:
             attachment.relay.attached.discard(session)
             if attachment.below is not None:
+                attachment.relay.place.is_doubted |= is_back
                 self._forget(attachment.below)
 
     def drop(self, descriptor: int, unless: bytes = b"") -> None:
@@ -300,6 +354,8 @@ class RelayedRanks:
 
     def _forget(self, relay: _Relay) -> None:
         self._unsent.pop(relay, None)
+        del self._relay_at[relay.place]
+        self._tree.detach(relay.place)
         for session in [*relay.attached]:
             self.leave(session)
 
@@ -333,10 +389,10 @@ class RelayedRanks:
 
     def flush(self) -> None:
         """Send the queued messages, in one frame to each relay; those behind an inner relay share its frame."""
-        for relay in [one for one in self._unsent if one.inner is not None]:
-            self._flush(relay)
-        for relay in [*self._unsent]:
-            self._flush(relay)
+        self._tell_moves()
+        for depth in range(max((one.place.depth for one in self._unsent), default=0), 0, -1):
+            for relay in [one for one in self._unsent if one.place.depth == depth]:
+                self._flush(relay)
 
     def _flush(self, relay: _Relay) -> None:
         self._close_delivery(relay)
@@ -348,3 +404,12 @@ class RelayedRanks:
             self._send(relay.name, packed)
         else:
             self.add(relay.name.decode(), packed, packed)
+
+
+def address_in(text: str) -> SchedulerAddress | None:
+    """Return the address ``host:port`` in a relay's note or in an order to it, or None if it is malformed."""
+    try:
+        ((host, port),) = listed(text)
+    except (NotHostsError, ValueError):
+        return None
+    return None if port is None else SchedulerAddress(host, port)

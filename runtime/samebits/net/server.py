@@ -213,6 +213,15 @@ class Server:
                 self.close()
                 raise cannot_listen(address, port, error.errno, error.strerror) from None
 
+    def also_listen(self, address: str, port: int) -> bool:
+        """Listen on another local address; return whether that is possible."""
+        self._socket.setsockopt(zmq.USE_FD, -1)
+        try:
+            self._socket.bind(endpoint(address, port))
+        except zmq.ZMQError:
+            return False
+        return True
+
     @property
     def sources(self) -> list[zmq.Socket[bytes] | int]:
         """Return the sources to poll before ``wait(0)``, for a loop that also polls other sockets."""
@@ -383,7 +392,7 @@ class Server:
             del self._descriptor_of[before.session]
             self._displaced.append(before.session)
         self._forget_relay(descriptor, still=name)
-        self._relayed.leave(peer.session)
+        self._relayed.leave(peer.session, is_back=True)
         self._peer_of[descriptor] = peer
         self._descriptor_of[peer.session] = descriptor
         return peer
