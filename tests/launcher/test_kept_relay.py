@@ -87,8 +87,8 @@ def test_relay_serves_the_host_s_workers_and_ends_with_the_job(job: ShellJob, tr
     assert [row | {"started_at": 0} for row in rows if row["role"] == "relay"] == [
         {"node": None, "slot": None, "role": "relay", "pid": one.pid, "started_at": 0, "state": "runs", "serves": 3}
     ]
-    assert re.search(rf"relay +{one.pid} +runs, serves 3 workers\n", _output(job.tool("ps", **job.settings)))
-    assert f"relay (pid {one.pid}) serves 3 workers\n" in _output(job.tool("status", **job.settings))
+    assert re.search(rf"relay +{one.pid} +runs, serves 3 connections\n", _output(job.tool("ps", **job.settings)))
+    assert f"relay (pid {one.pid}) serves 3 connections\n" in _output(job.tool("status", **job.settings))
     finish(job, training)
 
 

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     table: list[tuple[str, ...]] = [("node", "slot", "role", "pid", "state")]
     for row in rows:
-        serves = f", serves {counted(row['serves'], 'worker')}" if "serves" in row else ""
+        serves = f", serves {counted(row['serves'], 'connection')}" if "serves" in row else ""
         table.append((*("–" if row[key] is None else str(row[key]) for key in table[0][:-1]), row["state"] + serves))
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     for line in table:

@@ -108,7 +108,7 @@ def end_relay(log_dir: Path) -> None:
 
 
 def served_by(identity: ProcessIdentity) -> int:
-    """Return how many workers are connected to the relay; 0 if it is gone."""
+    """Return how many workers and other relays are connected to the relay; 0 if it is gone."""
     own = set()
     rows: list[tuple[str, str, str]] = []  # local port, state, inode
     process = Path(f"/proc/{identity.pid}")
@@ -130,7 +130,7 @@ def relay_line(log_dir: Path) -> str:
     identity = relay_of(log_dir)
     if identity is None:
         return ""
-    return f"this host's relay ({identity}) serves {counted(served_by(identity), 'worker')}"
+    return f"this host's relay ({identity}) serves {counted(served_by(identity), 'connection')}"
 
 
 class KeptRelay:
