@@ -6,19 +6,16 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from samebits.__main__ import main
-from samebits.commands.run import check
 from samebits.errors import HiddenStateError
 from samebits.launcher.processes import read_pid_files, send_signal
 from samebits.store.process_identity import ProcessIdentity
-from tests.system.processes import environment_of_tests, found_below, free_port
+from tests.system.processes import Command, WarmStarter, environment_of_tests, found_below, free_port
 
 pytestmark = pytest.mark.system
 
@@ -79,30 +76,33 @@ HEALTHY = SCRIPT.replace("weight(F.cross_entropy(model(x), y))", "F.cross_entrop
 class Shell:
     """Runs jobs of the script, each in its own folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warm: WarmStarter) -> None:
         self.folder = folder
         self.output = ""
+        self._warm = warm
 
-    def run(self, name: str, script: str, *options: str, **settings: str) -> int:
+    def run(self, name: str, script: str, *options: str, before: str = "", **settings: str) -> int:
+        """Run a job, and the line ``before`` in the command's process before it."""
         folder = self.folder / name
         folder.mkdir()
         (folder / "train.py").write_text(script)
         own = {"OMP_NUM_THREADS": "1", "SCHED_PORT": str(free_port()), "REGISTER_COOLDOWN": "0"}
         own |= {"TMPDIR": str(self.folder)}
-        done = subprocess.run(
-            [sys.executable, "-m", "samebits", "run", "-n", "2", *options, "train.py"],
-            cwd=folder,
-            env=environment_of_tests() | own | settings,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=280,
-            check=False,
-        )
+        output = self.folder / f"{name}.output"
+        output.touch()
+        words, environment = ("run", "-n", "2", *options, "train.py"), environment_of_tests() | own | settings
+        command = Command(None, words, environment, folder, output)
+        if before:
+            caller = self.folder / f"{name}.py"
+            caller.write_text(
+                f"import sys\nfrom samebits.__main__ import main\n{before}\nsys.exit(main({list(words)}))\n"
+            )
+            command = Command(caller, (), environment, folder, output)
+        status = self._warm.start(command).wait(280)
         logs = "\n".join(log.read_text()[-3000:] for log in folder.glob("device/*.log"))
-        self.output = done.stdout
-        print(f"{name}: {done.returncode}\n{done.stdout}\n{logs}")
-        return done.returncode
+        self.output = output.read_text()
+        print(f"{name}: {status}\n{self.output}\n{logs}")
+        return status
 
     def finals(self, name: str) -> list[str]:
         """Return the last line of each worker's log, without the number of calls of the function."""
@@ -111,26 +111,18 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
-    yield Shell(tmp_path)
+def shell(tmp_path: Path, warm: WarmStarter) -> Iterator[Shell]:
+    yield Shell(tmp_path, warm)
     assert not found_below(tmp_path)
 
 
-def test_a_check_ends_a_script_that_a_thread_keeps_alive(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in environment_of_tests().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(check, "_REST_S", 1.0)
-    monkeypatch.setattr(tempfile, "tempdir", str(shell.folder))
-    monkeypatch.chdir(shell.folder)
+def test_a_check_ends_a_script_that_a_thread_keeps_alive(shell: Shell) -> None:
     thread = "import threading; threading.Thread(target=threading.Event().wait).start()"
-    (shell.folder / "train.py").write_text(f"{HEALTHY.replace('state.epoch < 3', 'state.epoch < 1')}{thread}\n")
-    assert main(["run", "--check", "-n", "2", "train.py"]) == 0
-    said = capfd.readouterr()
-    assert "still running 1 s after its training function had returned, so it was stopped" in said.out + said.err
-    assert "check passed: " in said.out
+    script = f"{HEALTHY.replace('state.epoch < 3', 'state.epoch < 1')}{thread}\n"
+    briefly = "from samebits.commands.run import check; check._REST_S = 1.0"
+    assert shell.run("thread", script, "--check", before=briefly) == 0
+    assert "still running 1 s after its training function had returned, so it was stopped" in shell.output
+    assert "check passed: " in shell.output
 
 
 def test_check_passes_a_script_that_recovers_exactly_and_leaves_nothing_behind(shell: Shell) -> None:

@@ -3,9 +3,9 @@
 Started by ``processes.WarmStarter`` with the names of the modules. A child becomes what the command would have become:
 its own session, folder, environment, log, ``sys.argv``, ``sys.path`` and ``__main__``. There are two differences: it
 imports nothing again, and its objects are not destroyed one by one at its end. If such a child starts a Python process
-itself (``samebits run`` the scheduler and the workers, a worker its checkpoint writer), that one is forked as well:
-``execvpe`` with a command that can be imitated loads no new program, and a process that was forked ahead becomes the
-writer.
+itself (``samebits run`` the scheduler, the workers and the zygote, ``run --check`` its job, a worker its checkpoint
+writer), that one is forked as well: ``execvpe`` and ``Popen`` with a command that can be imitated load no new program,
+and a process that was forked ahead becomes the writer.
 
 The fork happens while there is a single thread, and the command runs at the bottom of its stack.
 """
@@ -20,6 +20,7 @@ import fcntl
 import gc
 import importlib
 import importlib.machinery
+import inspect
 import io
 import json
 import os
@@ -47,7 +48,9 @@ _HERE = {name: os.environ.get(name) for name in READ_AT_START}
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ABOVE = 200
 """Descriptors from here on do not collide with others."""
+_ZYGOTE = ("-P", "-m", "samebits.training.zygote")
 _exec = os.execvpe
+_EXECUTE_CHILD = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 _path: list[str] = []  # the module path without the entries of PYTHONPATH
 
 
@@ -119,6 +122,7 @@ def become(order: dict[str, Any]) -> None:
     os.close(log)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # otherwise it inherits an ignored SIGHUP if the tests run under nohup
     os.execvpe = _exec_warm
+    subprocess.Popen = _ForkedCommand  # type: ignore[misc]
     _take(order["words"], order["environment"])
     _keep_writer_ready(order["environment"])
 
@@ -126,7 +130,7 @@ def become(order: dict[str, Any]) -> None:
 def _exec_warm(file: str, words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Do what ``os.execvpe`` does, without a new program if ``run`` supports the Python command."""
     words = list(words)
-    is_known = words[1:4] == list(SAMEBITS) or (len(words) > 1 and words[1].endswith(".py"))
+    is_known = tuple(words[1:4]) in (SAMEBITS, _ZYGOTE) or (len(words) > 1 and words[1].endswith(".py"))
     if file != sys.executable or not is_known or {name: environment.get(name) for name in READ_AT_START} != _HERE:
         _exec(file, words, environment)
     gc.freeze()  # an object collected later would close a descriptor that has another owner by then
@@ -184,6 +188,35 @@ def _show(what: str, texts: Sequence[str]) -> None:
     room = end - begin
     if len(shown) < room:
         ctypes.memmove(begin, shown.ljust(room, b"\0"), room)
+
+
+class _ForkedCommand(subprocess.Popen[bytes]):
+    """Forks for a ``samebits`` command instead of starting an interpreter, while there is a single thread."""
+
+    def _execute_child(self, *values: Any, **named: Any) -> None:
+        given = _EXECUTE_CHILD.bind(self, *values, **named).arguments
+        words, environment = list(given["args"]), given["env"]
+        threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+        if words[:4] != [sys.executable, *SAMEBITS] or environment is None or threads > 1:
+            super()._execute_child(*values, **named)  # type: ignore[misc]
+            return
+        pipes = [given[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                for number, descriptor in enumerate((given["p2cread"], given["c2pwrite"], given["errwrite"])):
+                    if descriptor >= 0:
+                        os.dup2(descriptor, number)
+                os.chdir(given["cwd"] or ".")
+                if given["start_new_session"]:
+                    os.setsid()
+                if given["preexec_fn"] is not None:
+                    given["preexec_fn"]()
+                _exec_warm(sys.executable, words, environment)
+            finally:
+                os._exit(127)
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
 class _WriterAhead:
@@ -272,6 +305,9 @@ def run(words: list[str]) -> NoReturn:
 
             sys.argv = [str(_MAIN), *words[3:]]
             sys.exit(main())
+        elif tuple(words[:3]) == _ZYGOTE:
+            sys.argv = words[2:]
+            runpy.run_module(words[2], run_name="__main__", alter_sys=True)
         elif words[0] == "-m":
             sys.path.insert(0, str(Path.cwd()))
             sys.argv = words[1:]

@@ -30,6 +30,7 @@ __all__ = [
 
 TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
 PACKAGE_FOLDER = f"{Path(__file__).parents[2]}{os.sep}"
+_STDLIB_FOLDER = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _MOST_FRAMES = 64
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -39,7 +40,7 @@ def is_library(file: str) -> bool:
     """Return whether this source file belongs to Python, an installed package, torch, or SameBits."""
     if file.startswith(("<frozen ", TORCH_FOLDER, PACKAGE_FOLDER)) or any(part in file for part in _INSTALLED):
         return True
-    return file.startswith(f"{sysconfig.get_path('stdlib')}{os.sep}")
+    return file.startswith(_STDLIB_FOLDER)
 
 
 def calling_place() -> str:

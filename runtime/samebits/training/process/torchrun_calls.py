@@ -35,14 +35,14 @@ class TorchrunCalls:
 
     def install(self) -> None:
         """Install the replacements. Calls from inside torch still reach torch's own functions."""
-        c10d = distributed_c10d
+        c10d, script = distributed_c10d, list(_modules_of_the_script())
         for original, ours, places in (
             (c10d.init_process_group, self._init_process_group(c10d.init_process_group), (dist, c10d)),
             (c10d.destroy_process_group, self._destroy_process_group(c10d.destroy_process_group), (dist, c10d)),
             (c10d.get_rank, self._asked(c10d.get_rank, 0), (dist,)),
             (c10d.get_world_size, self._asked(c10d.get_world_size, 1), (dist,)),
         ):
-            for module in (*places, *_modules_of_the_script()):
+            for module in (*places, *script):
                 for name in [name for name, value in vars(module).items() if value is original]:
                     setattr(module, name, ours)
 

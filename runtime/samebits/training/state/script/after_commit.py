@@ -74,9 +74,13 @@ def _body_around(code: CodeType, line: int) -> range:
         tree = ast.parse("".join(linecache.getlines(code.co_filename)))
     except (SyntaxError, ValueError):  # for example in a notebook
         tree = ast.Module([], [])
+    around: list[ast.AST] = [tree]  # the nodes that contain the line, outermost first
+    for node in around:
+        children = ast.iter_child_nodes(node)
+        around += [one for one in children if getattr(one, "lineno", line) <= line <= getattr(one, "end_lineno", line)]
     bodies = [
         range(one.body[0].lineno, (one.body[-1].end_lineno or line) + 1)
-        for one in ast.walk(tree)
+        for one in around
         if isinstance(one, ast.For | ast.AsyncFor | ast.While) and one.lineno >= code.co_firstlineno
     ]
     return max((one for one in bodies if line in one), key=lambda one: one.start, default=range(line, sys.maxsize))
