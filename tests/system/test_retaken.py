@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from samebits.commands.run import check
 from samebits.errors import HiddenStateError
 from samebits.launcher.processes import read_pid_files, send_signal
 from samebits.store.process_identity import ProcessIdentity
