@@ -350,6 +350,20 @@ def test_two_against_two_roll_back_without_a_suspect() -> None:
     assert "and without a majority it is unknown which is wrong; all ranks roll back to step 50" in record.text
 
 
+def test_rollback_names_the_point_that_all_ranks_hold() -> None:
+    """The save of step 80 is not on every disk yet, so only the copies of step 50 can be restored."""
+    house = house_of(3)
+    all_say(house, 50)
+    for node in "012":
+        says(house, node, 80, is_kept=False)
+    all_say(house, 100, "2")
+    explain(house, 100, "2")
+    record = house.core.state.rolled_back
+    assert record is not None and record.to == BACK
+    assert "since some step from 81 to 100" in record.text
+    assert "all ranks roll back to step 50, where all were equal, and repeat 50 steps" in record.text
+
+
 # ---- shards
 
 

@@ -72,6 +72,11 @@ class Plan:
     shards: int = 0  # parts of the state, each held by every size/shards-th rank; 0: every rank holds all of it
 
     @property
+    def kills_ranks(self) -> bool:
+        """Return whether a rank dies."""
+        return self.rank_dies or self.dies_behind_flip
+
+    @property
     def replicas(self) -> int:
         """Return how many ranks hold the same part."""
         return self.size // max(1, self.shards)
@@ -385,6 +390,9 @@ class ConsistencyWorld:
         if isinstance(record, RolledBack) and self.plan.trust is Trust.MAJORITY and not self.plan.rank_dies:
             self._check_named(record)
         if isinstance(record, GenerationCommitted) and record.restore is not None and self._is_mended():
+            back = next(one for one in reversed(self.journal) if isinstance(one, RolledBack))
+            if not self.plan.kills_ranks and record.restore != back.to:
+                raise Wrong(f"all begin again from {record.restore} instead of {back.to}")
             right = self.right[record.restore.step]
             if any(rank.number != right[rank.node] for rank in self.ranks if rank.point == record.restore):
                 raise Wrong(f"all begin again from step {record.restore.step}, which is not the undisturbed run's")

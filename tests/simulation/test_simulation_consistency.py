@@ -162,7 +162,7 @@ def _without_going_back(records: Iterable[Record]) -> JobState:
             Witnesses,
             {"origins": lambda self, members, since: dict(enumerate(members))},
         ),
-        ("what came after is not left out", Equality, {"_equal_before": lambda self, key: key[0]}),
+        ("what came after is not left out", Equality, {"_equal_before": lambda self, key, **_: key[0]}),
     ],
 )
 def test_broken_part_is_noticed(

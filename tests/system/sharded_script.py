@@ -171,12 +171,19 @@ def whole_sha256(model: nn.Module) -> str:
 
 
 def flip(model: Layers, optimizer: torch.optim.Optimizer, what: str) -> None:
-    """Flip a bit of this rank's shard of a weight, its ``exp_avg`` or its reduced gradient, without a trace."""
+    """Flip a bit of this rank's shard of a weight, its ``exp_avg`` or its reduced gradient, without a trace.
+
+    ``nan`` sets all bits of a weight's exponent.
+    """
     weight = model.second.weight
-    shard = {"weight": weight, "moment": optimizer.state[weight].get("exp_avg"), "gradient": weight.grad}[
-        what
-    ].to_local()
-    ctypes.c_uint32.from_address(shard.data_ptr()).value ^= 1 << 20
+    shard = {
+        "weight": weight,
+        "nan": weight,
+        "moment": optimizer.state[weight].get("exp_avg"),
+        "gradient": weight.grad,
+    }[what].to_local()
+    memory = ctypes.c_uint32.from_address(shard.data_ptr())
+    memory.value = memory.value ^ 1 << 20 if what != "nan" else 0x7FC00000
     print(f"flipped a bit of a {what}", flush=True)
 
 
@@ -270,7 +277,7 @@ def main() -> None:
                 points.here("stepped", state.step)
                 state.commit()
                 points.here("committed", state.step)
-                flip_at(state.step, "weight", "moment")
+                flip_at(state.step, "weight", "moment", "nan")
                 print(f"epoch {state.epoch} step {state.step} loss {loss.item():.6f} at 0", flush=True)
                 if state.step == args.steps:
                     break

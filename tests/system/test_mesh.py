@@ -81,7 +81,12 @@ def test_a_kill_that_leaves_the_shards_at_different_steps_costs_one_step(
 
 @pytest.mark.parametrize(
     ("at", "seen", "to"),
-    [("8:gradient", "after step 10", 5), ("18:gradient", "at the end, step 20|after step 20", 15), ("7:moment", "", 5)],
+    [
+        ("8:gradient", "after step 10", 5),
+        ("18:gradient", "at the end, step 20|after step 20", 15),
+        ("7:moment", "after step 10", 5),
+        ("7:nan", "after step 7", 5),  # before the next step turns all weights into NaN
+    ],
 )
 def test_flip_that_a_replicas_shard_does_not_have_is_found_and_changes_no_bit(
     new_job: Callable[..., Job], expected: str, at: str, seen: str, to: int

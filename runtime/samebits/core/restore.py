@@ -93,17 +93,23 @@ def drop_doubtful_points(joined: Mapping[int, Holdings], equal: Point | None) ->
 
 
 def must_look(
-    joined: Mapping[int, Holdings], committed: GenerationCommitted | None, slots: Sequence[int | None] | None = None
+    joined: Mapping[int, Holdings],
+    committed: GenerationCommitted | None,
+    slots: Sequence[int | None] | None = None,
+    equal: Point | None = None,
 ) -> bool:
     """Return whether the choice depends on disks that have not been read.
 
     No rank can be ahead of a member that holds a commit of the last generation, or its start: peers cannot complete
-    another step without it. Older points, or those of an earlier generation, may be outdated.
+    another step without it. Older points, or those of an earlier generation, may be outdated. After a rollback, so is
+    any point older than ``equal``, to which all ranks are to roll back.
     """
     if committed is None or all(member.looked for member in joined.values()):
         return False
     newest = max((member.live for member in joined.values() if member.live is not None), default=None)
     if newest is None or (newest.generation != committed.generation and newest != committed.restore):
+        return True
+    if equal is not None and newest < equal:
         return True
     keys = _keys(joined, _slots_of(joined, slots))
     kept = _kept(joined)

@@ -457,7 +457,9 @@ class Rendezvous:
 
     def _asks_disks(self, round_: Round, seats: Sequence[Seat], by_rank: dict[int, Holdings]) -> bool:
         """Ask members to read their disks if memories do not hold enough, and return whether any was asked."""
-        if not must_look(by_rank, self._ledger.state.generation, [seat.slot for seat in seats]):
+        state = self._ledger.state
+        equal = None if state.rolled_back is None else state.rolled_back.to
+        if not must_look(by_rank, state.generation, [seat.slot for seat in seats], equal):
             return False
         round_.look = True
         for rank, member in by_rank.items():

@@ -86,7 +86,7 @@ def decide(
         return Stop("the ranks differed at an earlier step after the rollback, so it is not a device fault")
     if len(before) + 1 >= MOST_AT_ONE_STEP:
         return Stop(f"the ranks differed at the same step again after {len(before)} rollbacks")
-    return GoBack(equal, suspects)
+    return GoBack(found.held or equal, suspects)
 
 
 def _believed(judgement: Judgement, trust: Trust, origins: Mapping[int, Member]) -> tuple[int, ...] | None:
@@ -148,7 +148,7 @@ class ConsistencyJudge:
             whose = ", and without a majority it is unknown which is wrong"
         at = f"at the end, step {found.step}" if found.one.commits == FINAL else f"after step {found.step}"
         first = found.first_part()
-        begins = decision.to.step + 1
+        begins = (found.equal or decision.to).step + 1
         since = f"since step {begins}" if begins == found.step else f"since some step from {begins} to {found.step}"
         since = "since that commit" if begins > found.step else since
         furthest = max((ledger.presences[node].step for node, _ in committed.members), default=0)

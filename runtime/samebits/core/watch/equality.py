@@ -64,6 +64,7 @@ class RankDifference:
         one, other: digests of one rank from each of the first two groups, with parts if those arrived in time.
         values: the digests of all ranks, or of all ranks with the same shards, by rank.
         equal: the last earlier point at which all ranks were equal, or None.
+        held: the last such point that is held by all ranks: a copy that each keeps, or a checkpoint; None: ``equal``.
     """
 
     judgement: Judgement
@@ -71,6 +72,7 @@ class RankDifference:
     other: Digest
     values: Mapping[int, bytes]
     equal: Point | None
+    held: Point | None = None
 
     @property
     def step(self) -> int:
@@ -267,7 +269,7 @@ class Equality:
         self._differs: _Inquiry | None = None  # the first difference found
         self._may_differ: _Inquiry | None = None  # the first among values that may differ
         self.odd_values = ""  # which values differ on one rank, and since when; "": none seen
-        self._equal: list[Key] = []  # commits at which all were equal, ascending
+        self._equal: dict[Key, bool] = {}  # commits at which all were equal, ascending: whether all keep a copy
 
     def take(self, seat: Seat, body: Digests, said: ReportEnvelope) -> None:
         """Record a member's digests."""
@@ -323,11 +325,14 @@ class Equality:
         if found is None or not (found.is_answered or found.until <= self._ledger.now):
             return None
         one, other = found.digests
-        return RankDifference(found.judgement, one, other, found.values, self._equal_before(_key(one)))
+        key = _key(one)
+        return RankDifference(
+            found.judgement, one, other, found.values, self._equal_before(key), self._equal_before(key, is_held=True)
+        )
 
     def last_equal(self) -> Point | None:
-        """Return the newest point on the line at which all ranks were equal, or None."""
-        return self._equal_before(_final_key(self._ledger.state.generation_number))
+        """Return the newest point on the line at which all ranks were equal and which all hold, or None."""
+        return self._equal_before(_final_key(self._ledger.state.generation_number), is_held=True)
 
     def settle(self) -> None:
         """Forget all digests, because the difference has been handled."""
@@ -336,10 +341,12 @@ class Equality:
         self._tallies.clear()
         self._kept.clear()
 
-    def _equal_before(self, key: Key) -> Point | None:
+    def _equal_before(self, key: Key, *, is_held: bool = False) -> Point | None:
         committed, known = self._ledger.state.generation, self._ledger.state.committed_point
         points = [
-            one[0] for one in self._equal if (key[1] == FINAL or one[0] < key[0]) and is_on_line(one[0], committed)
+            one[0]
+            for one, is_kept in self._equal.items()
+            if (is_kept or not is_held) and (key[1] == FINAL or one[0] < key[0]) and is_on_line(one[0], committed)
         ]
         if known is not None and (key[1] == FINAL or known < key[0]):
             points.append(known)
@@ -386,7 +393,7 @@ class Equality:
         self._kept.clear()
         for told in self._told.values():
             self._count(told)
-        self._equal = [key for key in self._equal if is_on_line(key[0], committed)]
+        self._equal = {key: is_kept for key, is_kept in self._equal.items() if is_on_line(key[0], committed)}
         for inquiry in (self._differs, self._may_differ):
             if inquiry is not None and not is_on_line(inquiry.digests[0].point, committed):
                 self._differs = self._may_differ = None  # its line was abandoned
@@ -410,7 +417,8 @@ class Equality:
         """Remember an equal commit, and tell ranks that older copies in memory are no longer needed."""
         if key in self._equal or key[1] == FINAL:
             return
-        self._equal = sorted([*self._equal, key])[-MOST_EQUAL:]
+        self._equal[key] = all(one.is_kept for one in told.values())
+        self._equal = dict(sorted(self._equal.items())[-MOST_EQUAL:])
         if self._differs is None and any(one.is_kept for one in told.values()):
             ledger, state = self._ledger, self._ledger.state
             message = EqualPoint(state.job, state.term, state.generation_number, key[0])

@@ -424,20 +424,28 @@ class StatePoints:
             raise UnequalError(f"{text}. Fix: test the memory of rank {rank}'s host, and continue on another host")
         raise GenerationEndedError(text)
 
-    def compare_if_not_finite(self) -> None:
+    def compare_if_not_finite(self, *, shards_are_finite: bool = True) -> None:
         """Report the last commit's digest if the gradients of the next step have just become not finite.
 
         Call this before a step. If one rank's weights were corrupted, the step would turn the weights of all ranks into
         NaN, and the ranks would be equal again at the next comparison. Each rank decides by itself. The scheduler
         compares the digests once all ranks have reported one, so a rank whose reduced gradients differ from the others'
         does not wait. No other digest has this key, because the next commit belongs to another step.
+
+        Args:
+            shards_are_finite: False on every rank if any rank's shards have such a gradient. As all ranks know it, they
+                compare the last commit at once, and wait if it differs.
         """
-        was_finite, self._is_finite = self._is_finite, ddp.gradients_are_finite()
+        was_finite, self._is_finite = self._is_finite, shards_are_finite and ddp.gradients_are_finite()
         if self._is_finite or not was_finite or not self._process.settings.enable_recovery:
             return
-        if self._state.compared() is not None and self._comparisons.are_on:
-            point = Point(self._state.completed_steps, self.present().generation)
-            self.digests.tell(self.digests.now(point, self.commits + 1, averages=bool(self.layouts)))
+        if self._state.compared() is None or not self._comparisons.are_on:
+            return
+        if not shards_are_finite:
+            self._tell_difference(self.commits + 1)
+            return
+        point = Point(self._state.completed_steps, self.present().generation)
+        self.digests.tell(self.digests.now(point, self.commits + 1, averages=bool(self.layouts)))
 
     def begin_comparing(self, point: Point) -> None:
         """Begin a generation's comparisons at ``point``."""
@@ -771,7 +779,7 @@ class StatePoints:
         def finish() -> None:
             digests = gathered()
             if len(set(digests)) > 1:
-                self._tell_difference()
+                self._tell_restored_difference()
             transfer.require_equal(digests, "the restored state")
             compare_shards()
 
@@ -794,7 +802,7 @@ class StatePoints:
         def finish() -> None:
             digests = gathered()
             if len(set(zip(keys, digests, strict=True))) > len(set(keys)):
-                self._tell_difference()
+                self._tell_restored_difference()
             for key in dict.fromkeys(keys):
                 alike = {rank: digest for rank, digest in enumerate(digests) if keys[rank] == key}
                 transfer.require_equal(alike, "the restored shard")
@@ -806,18 +814,24 @@ class StatePoints:
         sharding = self._state.sharding(world_size := self.present().world_size)
         return sharding if sharding is not None and (sharding := sharding.resized(world_size)).has_replicas else None
 
-    def _tell_difference(self) -> None:
+    def _tell_restored_difference(self) -> None:
+        """Let the scheduler handle a difference in the restored state, if the ranks can go back."""
+        can_go_back = self.present().restore is not None and self._process.settings.enable_recovery
+        if can_go_back and self._state.compared() is not None:
+            self._tell_difference(self.commits)
+
+    def _tell_difference(self, commits: int) -> None:
         """Let the scheduler handle a difference that is only in the state's values, such as a bit flip.
 
-        Called on every rank with the same result. It returns if anything else differs.
+        Called on every rank with the same result. It returns if nothing differs, or anything else.
+
+        Args:
+            commits: the number under which the digests are reported.
         """
         generation, device = self.present(), self._process.device
-        can_go_back = generation.restore is not None and self._process.settings.enable_recovery
-        if not can_go_back or self._state.compared() is None:
-            return
         layouts = xxhash.xxh3_64_intdigest(repr((self._state.completed_steps, ddp.capture_all())).encode())
         point = Point(self._state.completed_steps, generation.generation)
-        now = self.digests.now(point, self.commits, averages=bool(self.layouts))
+        now = self.digests.now(point, commits, averages=bool(self.layouts))
         sharding, values = self._replicated(), transfer.gather(int.from_bytes(now.shared[:7]), device)
         differ = len(set(values)) > 1
         if sharding is not None:
@@ -828,13 +842,17 @@ class StatePoints:
             self.digests.tell(now)
             self._process.agent.wait_for_end_of_generation()
 
-    def wait_for_gradients(self) -> None:
+    def wait_for_gradients(self) -> bool:
         """Wait until every rank has all gradients of its step, so that no rank takes a step that another cannot take.
+
+        Returns:
+            Whether every rank's sample of its shards' gradients is finite.
 
         Raises:
             RuntimeError: a rank was lost; this one is still at its last commit.
         """
-        transfer.gather(0, self._process.device)
+        is_finite = ddp.are_finite(self._state.shard_gradients())
+        return not any(transfer.gather(int(not is_finite), self._process.device))
 
     def wait_for_all(self) -> None:
         """Return when every rank has called this, or the group is broken."""

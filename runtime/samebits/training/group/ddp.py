@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,6 +35,7 @@ from samebits.training.group.group import Group, discard
 
 __all__ = [
     "Layout",
+    "are_finite",
     "attach",
     "attach_all",
     "capture",
@@ -525,11 +526,13 @@ def gradients_are_finite() -> bool:
     from each of up to ``_SAMPLED`` parameters per wrapper, so the check takes microseconds. Gradients on an accelerator
     are left out, since each step waits for the device only once.
     """
+    return are_finite(parameter.grad for ddp in wrappers() for parameter in _sampled_of(ddp))
+
+
+def are_finite(gradients: Iterable[torch.Tensor | None]) -> bool:
+    """Return whether the first value of each gradient on the CPU is finite."""
     sample = [
-        parameter.grad.view(-1)[0]
-        for ddp in wrappers()
-        for parameter in _sampled_of(ddp)
-        if parameter.grad is not None and parameter.grad.is_cpu and parameter.grad.is_contiguous()
+        one.view(-1)[0] for one in gradients if one is not None and one.is_cpu and one.is_contiguous() and one.numel()
     ]
     return all(math.isfinite(one.item()) for one in sample)
 

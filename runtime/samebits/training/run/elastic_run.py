@@ -196,10 +196,9 @@ class ElasticRun:
         self._points.require_shards_at_rest()
         ddp.sync_buffers_all()
         ddp.settle_all()
-        if self._has_replicas:
-            self._points.wait_for_gradients()
+        is_finite = self._points.wait_for_gradients() if self._has_replicas else True
         self._settle()
-        self._points.compare_if_not_finite()
+        self._points.compare_if_not_finite(shards_are_finite=is_finite)
         self._points.finish_copy()
         self._audits.before_step()
         if self._replay is not None and not self._is_again:

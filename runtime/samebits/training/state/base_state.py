@@ -337,6 +337,10 @@ class State(ABC):
         """
         return {}
 
+    def shard_gradients(self) -> Sequence[torch.Tensor]:
+        """Return the reduced gradients of a few of this rank's shards."""
+        return ()
+
     # ---- for subclasses
 
     def _running(self, call: str) -> CommitSink:

@@ -468,6 +468,16 @@ class TorchState(ObjectState):
             }
         return found
 
+    def shard_gradients(self) -> list[torch.Tensor]:
+        """Return the reduced gradients of a few of this rank's shards, as :meth:`State.shard_gradients` does."""
+        some = (
+            parameter
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in (*group["params"][:1], *group["params"][-1:])
+        )
+        return [pieces.local(one.grad) for one in some if one.grad is not None and self._is_apart(one)]
+
     @property
     def counts_optimizer_steps(self) -> bool:
         """Whether optimizer steps are counted; otherwise, each commit counts as a step."""
