@@ -139,7 +139,7 @@ def before_step(collectives: Collectives, kind: str, monkeypatch: pytest.MonkeyP
     process = SimpleNamespace(device=torch.device(kind), group=collectives)
     replay = SimpleNamespace(before_step=lambda: collectives.calls.append("logged"))
     names = ("require_shards_at_rest", "compare_if_not_finite", "finish_copy")
-    points = SimpleNamespace(**dict.fromkeys(names, lambda: None))
+    points = SimpleNamespace(**dict.fromkeys(names, lambda **_: None))
     audits = SimpleNamespace(before_step=lambda: collectives.calls.append("audited"))
     parts = {
         "_process": process,
