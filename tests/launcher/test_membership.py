@@ -27,7 +27,7 @@ CASES: list[tuple[str, JobView | None, JobView, list[str]]] = [
         "a spare takes its place",
         BEFORE,
         view(workers=(worker(0), worker(3, slot=1), worker(2)), retired=(worker(1, LOST, slot=None),)),
-        ["spare 3 (pid 103) took the place of worker 1; once it is restarted, worker 1 is a spare"],
+        ["spare 3 (pid 103) took the place of worker 1; worker 1 becomes a spare once it is restarted"],
     ),
     (
         "a spare takes its place in an elastic world",

@@ -49,7 +49,7 @@ def test_spare_takes_a_dead_workers_place_without_delay(job: ShellJob) -> None:
     shell.wait_for(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\).*Fix: bash .*recover\.sh brings it back")
     shell.wait_for(
         rf"spare 3 \(pid {before['worker_3'].pid}\) took the place of worker 1; "
-        "once it is restarted, worker 1 is a spare"
+        "worker 1 becomes a spare once it is restarted"
     )
     seen = job.wait_view(lambda view: view.generation == 2 and trains(view, 3, {"0", "2", "3"}))
     assert [(worker.slot, worker.node) for worker in seen.workers] == [(0, "0"), (1, "3"), (2, "2")]

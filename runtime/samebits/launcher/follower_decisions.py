@@ -64,7 +64,7 @@ def _taken(before: JobView, old: WorkerView, new: WorkerView) -> str:
     text = f"{'spare' if is_spare else 'worker'} {new.node} (pid {new.identity.pid}) took the place of "
     if is_replacement:
         return f"{text}pid {old.identity.pid}"
-    later = f"; once it is restarted, worker {old.node} is a spare" if is_spare and before.has_one_size else ""
+    later = f"; worker {old.node} becomes a spare once it is restarted" if is_spare and before.has_one_size else ""
     return f"{text}worker {old.node}{later}"
 
 
