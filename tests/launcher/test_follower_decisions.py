@@ -715,7 +715,9 @@ def test_promotion_of_a_spare_is_reported_and_a_dead_spare_is_called_one() -> No
     scene.dies(1)
     taken = (worker(0), worker(3, slot=1), worker(2))
     scene.heard(view(workers=taken, retired=(worker(1, PresenceState.LOST, slot=None),), generation=1))
-    assert scene.lines[-1] == "spare 3 (pid 103) took the place of worker 1; worker 1 becomes a spare once it is restarted"
+    assert (
+        scene.lines[-1] == "spare 3 (pid 103) took the place of worker 1; worker 1 becomes a spare once it is restarted"
+    )
     assert scene.following.running() == 3
     again = Scene()
     again.following.found("worker_3", process(103), is_own=True)
