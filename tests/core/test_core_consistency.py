@@ -30,7 +30,7 @@ from samebits.core.reports import FINAL, MAX_DIGESTS, MAX_PARTS, Anomaly, Digest
 from samebits.core.restore import choose_restore_point
 from samebits.core.state import JobState
 from samebits.core.values import replace
-from samebits.core.watch.consistency import GoBack, Repair, Stop, decide
+from samebits.core.watch.consistency import MOST_AT_ONE_STEP, GoBack, RankProcesses, Repair, Stop, decide
 from samebits.core.watch.equality import EXPLAIN_S, RankDifference, judge
 from samebits.errors import ProtocolError
 from tests.core.desk import training, waiting
@@ -196,6 +196,93 @@ def test_without_a_majority_all_roll_back_and_none_is_suspected(values: bytes) -
 def test_ranks_that_were_never_equal_point_to_the_script() -> None:
     assert decide(found(b"a", b"a", b"b", equal=None), Trust.MAJORITY) == Stop("")
     assert decide(found(b"a", b"b", equal=Point(0, 1)), Trust.MAJORITY) == Stop("")
+
+
+MEMBERS = {0: ("0", 1), 1: ("1", 1), 2: ("2", 1)}
+
+
+def repaired(value: bytes = b"x") -> Repair:
+    """Return a rollback because rank 1 had this value."""
+    return Repair(100, 50, {1: value}, {1: MEMBERS[1]})
+
+
+AGAIN = repaired()
+
+
+def decided(
+    *repairs: Repair,
+    odd: bytes = b"x",
+    step: int = 100,
+    room: int = 0,
+    now: tuple[str, int] = ("1", 1),
+    trust: Trust = Trust.MAJORITY,
+    has_lost_state: bool = False,
+) -> GoBack | Stop:
+    """Return the decision when rank 1, which is ``now`` this process, differs again."""
+    processes = RankProcesses(MEMBERS | {1: now}, room, has_lost_state)
+    return decide(found(b"a", odd, b"a", step=step), trust, repairs, None, processes)
+
+
+def test_worker_that_repeats_a_difference_is_replaced_before_the_script_is_blamed() -> None:
+    assert decided(AGAIN, room=1) == GoBack(BACK, (1,), replaces=True)
+    assert decided(AGAIN, room=1, now=("1", 2)) == GoBack(BACK, (1,), replaces=True), "a restart keeps the device"
+    assert decided(repaired(b"y"), room=1) == GoBack(BACK, (1,)), "another value, for now"
+    assert decided(AGAIN, room=1, step=50) == GoBack(BACK, (1,), replaces=True)
+    assert decided(repaired(b"y"), repaired(b"z"), room=1) == GoBack(BACK, (1,), replaces=True)
+    only_one = decide(
+        found(b"a", b"x", b"x", b"a", b"a"),
+        Trust.MAJORITY,
+        [Repair(100, 50, {1: b"x", 2: b"x"}, {1: ("1", 1), 2: ("2", 1)})],
+        None,
+        RankProcesses(MEMBERS, room=1),
+    )
+    assert isinstance(only_one, Stop) and "devices of worker 1, 2" in only_one.why, "both have to be replaced"
+
+
+def test_without_room_it_is_unknown_whether_the_device_or_the_script_is_at_fault() -> None:
+    for repairs, step in (((AGAIN,), 100), ((AGAIN,), 50), ((repaired(b"y"),) * 2, 100)):
+        stop = decided(*repairs, step=step)
+        assert isinstance(stop, Stop) and "not a device fault" not in stop.why
+        assert ", by a permanent fault of worker 1's device, such as a stuck bit, or by the script" in stop.why
+        assert stop.fix == "resume with a spare on another host (SPARE_NUM) or without that host"
+
+
+def test_difference_that_another_worker_repeats_is_the_scripts() -> None:
+    for repairs in ((AGAIN,), (AGAIN, AGAIN)):
+        stop = decided(*repairs, now=("9", 1), room=9)
+        why = "the same difference appeared again after the rollback on another worker, so it is not a device fault"
+        assert stop == Stop(why)
+    other = decided(*(repaired(value) for value in (b"y", b"z")), now=("9", 1), room=9)
+    assert other == Stop("the ranks differed at the same step again after 2 rollbacks"), "any number of devices"
+
+
+@pytest.mark.parametrize("values", [b"aab", b"ab"])
+def test_difference_that_lost_state_or_other_steps_explain_replaces_no_worker(values: bytes) -> None:
+    difference = found(*(bytes([one]) for one in values))
+    odd = {2: b"b"} if len(values) == 3 else difference.values
+    before = [Repair(100, 50, odd, {rank: MEMBERS[rank] for rank in odd})]
+    lost = decide(difference, Trust.MAJORITY, before, None, RankProcesses(MEMBERS, 9, has_lost_state=True))
+    uneven = found(*difference.values.values(), commits=(1, 2))
+    steps = decide(uneven, Trust.MAJORITY, before, None, RankProcesses(MEMBERS, 9))
+    assert lost == steps == Stop("the same difference appeared again after the rollback, so it is not a device fault")
+
+
+@pytest.mark.parametrize("trust", [Trust.MAJORITY, Trust.LEADER])
+def test_repeated_difference_without_a_majority_replaces_no_worker(trust: Trust) -> None:
+    """The trusted leader may be the rank with the faulty device."""
+    difference = found(b"a", b"b")
+    odd = {1: b"b"} if trust is Trust.LEADER else difference.values
+    before = [Repair(100, 50, odd, {rank: MEMBERS[rank] for rank in odd})]
+    stop = decide(difference, trust, before, None, RankProcesses(MEMBERS, 9))
+    assert isinstance(stop, Stop) and stop.why.endswith("by a permanent fault of a device or by the script")
+    assert stop.fix == "resume on other hosts"
+
+
+def test_worker_that_does_not_leave_is_not_waited_for_forever() -> None:
+    repairs: list[Repair] = []
+    while isinstance(decided(*repairs, room=1), GoBack):
+        repairs.append(AGAIN)
+    assert len(repairs) == MOST_AT_ONE_STEP
 
 
 def test_same_wrong_value_twice_is_not_the_device() -> None:
@@ -546,16 +633,57 @@ def test_without_a_spare_the_node_stays_and_that_is_logged() -> None:
     assert any("it keeps its rank, because no spare is ready" in text for text in house.notes)
 
 
-def test_script_that_repeats_the_difference_ends_the_job() -> None:
+def differ_again(house: House, odd: str) -> None:
+    """Let all train again after a rollback, and the same difference appear on this node."""
+    go_back(house)
+    for node in house.core.state.by_slot.values():
+        house.beat(node)
+    for node in house.core.state.spares:
+        house.beat(node, Activity.WAITING)
+    all_say(house, 100, odd)
+    explain(house, 100, odd)
+
+
+@pytest.mark.parametrize("comes_again", [False, True])
+def test_node_that_repeats_the_difference_is_replaced_by_a_spare(comes_again: bool) -> None:
+    """A stuck bit of the node's device ends with it, whereas a mistake in the script appears on the spare too."""
+    house = house_of(3, spare_num=1)
+    house.register("9", "s9")
+    house.train()
+    house.beat("9", Activity.WAITING)
+    flip(house, "1")
+    differ_again(house, "1")
+    (asked,) = [one for one in house.sent["s1"] if isinstance(one, Depart)]
+    assert asked.text == "worker 1 differed again after the rollback: it is asked to leave" and house.ended is None
+    house.leave("1", text="asked to leave")
+    assert house.core.state.by_slot[1] == "9", "the spare takes the place"
+    differ_again(house, "9" if comes_again else "")
+    ends = [one.cause for one in house.journal if isinstance(one, JobInterrupted)]
+    again = "Not repaired: the same difference appeared again after the rollback on another worker, so it is not a"
+    assert all(again in cause for cause in ends) and len(ends) == comes_again
+    assert comes_again or (house.core.phase() == "training" and house.committed().restore == BACK)
+
+
+def test_node_that_repeats_the_difference_leaves_if_the_world_may_shrink() -> None:
+    house = house_of(4, min_world_size=3)
+    house.train()
+    flip(house, "1")
+    differ_again(house, "1")
+    assert [one for one in house.sent["s1"] if isinstance(one, Depart)] and house.ended is None
+    assert not [one for node in "023" for one in house.sent[f"s{node}"] if isinstance(one, Depart)]
+
+
+def test_repeated_difference_without_a_spare_ends_the_job_with_both_fixes() -> None:
     house = house_of(3)
     flip(house, "1")
-    go_back(house)
-    for node in "012":
-        house.beat(node)
-    all_say(house, 100, "1")
-    explain(house, 100, "1")
+    differ_again(house, "1")
     record = next(one for one in house.journal if isinstance(one, JobInterrupted))
-    assert record.kind is EndKind.UNEQUAL and "the same difference appeared again" in record.cause
+    assert record.kind is EndKind.UNEQUAL and record.cause.startswith(
+        "the ranks are not equal after step 100: rank 1 differs from rank 0, 2, first in model.linear.weight. Not "
+        "repaired: the same difference appeared again after the rollback, by a permanent fault of worker 1's device, "
+        "such as a stuck bit, or by the script. Fix: resume with a spare on another host (SPARE_NUM) or without that "
+        "host; if it appears there too, most likely a rank has lost a value outside the state"
+    )
 
 
 @pytest.mark.parametrize("has_recovered", [False, True])

@@ -1,15 +1,16 @@
 """Decide what to do if ranks that must be equal differ: roll all ranks back, or end the job.
 
 A bit that flipped on one rank reaches all others in the next all-reduce. Nothing that was computed since is reliable on
-any rank, but the last state at which all ranks were equal is. A device fault does not repeat exactly the same wrong
-value, whereas an error of the script does.
+any rank, but the last state at which all ranks were equal is. A transient fault does not repeat exactly the same wrong
+value. A permanent fault, such as a stuck bit, and an error of the script do, but only the latter repeats it on another
+worker. A worker that repeats it is therefore replaced, if possible, before the script is blamed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from samebits.core.causes.table import CauseClass, LossDetection, Observation
 from samebits.core.ledger import Ledger, Member, Trust, ask_to_leave
@@ -20,9 +21,10 @@ from samebits.core.reports import FINAL
 from samebits.core.watch.equality import NAMED_PARTS, Judgement, RankDifference, ranks_of, sentence
 
 MOST_AT_ONE_STEP = 3
-"""Ranks that differ this often at one step will not become equal there."""
+"""Ranks that differ this often at one step will not become equal there, unless one worker is at fault and leaves."""
 DRAINED_AT = 2
 """A node whose state differed this often is asked to leave."""
+_NO_DEVICE = ", so it is not a device fault"
 _OTHER_STEPS = "it made more or fewer steps than the others, as under a condition that not every rank meets"
 MOST_REPAIRS = 64
 """Number of recent repairs that are remembered."""
@@ -35,6 +37,7 @@ class Repair:
     step: int  # the step at which the difference was seen
     to: int  # the step to which all ranks rolled back
     values: Mapping[int, bytes]  # digests of the ranks that were not trusted
+    members: Mapping[int, Member] = field(default_factory=dict)  # their processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +49,41 @@ class GoBack:
 
     to: Point
     suspects: tuple[int, ...]
+    replaces: bool = False  # the suspects differed again after a rollback, and are asked to leave at once
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Decision: the difference cannot be repaired, for this reason; "" if the ranks were never equal after a step."""
+    """Decision: the difference cannot be repaired, for this reason; "" if the ranks were never equal after a step.
+
+    If ``fix`` is not empty, a device or the script is at fault, and the fix applies if it is a device.
+    """
 
     why: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankProcesses:
+    """The processes of the ranks, and whether they can be replaced.
+
+    Attributes:
+        members: rank → its process.
+        room: how many members the others can continue without.
+        has_lost_state: whether a recovery has lost values of the script, which explain the difference.
+    """
+
+    members: Mapping[int, Member] = field(default_factory=dict)
+    room: int = 0
+    has_lost_state: bool = False
 
 
 def decide(
-    found: RankDifference, trust: Trust, repairs: Sequence[Repair] = (), origins: Mapping[int, Member] | None = None
+    found: RankDifference,
+    trust: Trust,
+    repairs: Sequence[Repair] = (),
+    origins: Mapping[int, Member] | None = None,
+    processes: RankProcesses | None = None,
 ) -> GoBack | Stop:
     """Decide how to handle a difference, given the repairs made so far.
 
@@ -68,6 +95,7 @@ def decide(
         trust: which ranks are trusted.
         repairs: the repairs in this job so far.
         origins: rank → the member whose state it holds; by default itself.
+        processes: the processes of the ranks; by default none is known, and none can be replaced.
     """
     judgement, equal = found.judgement, found.equal
     if equal is None or trust is Trust.STOP:
@@ -78,15 +106,63 @@ def decide(
         return Stop("")
     groups = () if believed is None else judgement.groups
     suspects = tuple(sorted(rank for group in groups if group is not believed for rank in group))
-    values = {rank: found.values[rank] for rank in suspects or found.values}
+    repeated = _repeated(found, {rank: found.values[rank] for rank in suspects or found.values}, repairs)
+    if repeated is None:
+        return GoBack(equal, suspects)
+    is_by_majority = believed == _believed(judgement, Trust.MAJORITY, origins or {})
+    why = _why_not(found, suspects if is_by_majority else (), repeated, processes or RankProcesses())
+    is_bounded = sum(repair.step == found.step for repair in repairs) < MOST_AT_ONE_STEP
+    can_replace = is_by_majority and 0 < len(suspects) <= (0 if processes is None else processes.room)
+    return GoBack(equal, suspects, replaces=True) if why.fix and can_replace and is_bounded else why
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    """A difference after a rollback that did not help."""
+
+    why: str
+    script: str  # the conclusion, unless the same worker may have caused both
+    earlier: Sequence[Repair]  # the repairs that did not help
+
+
+def _repeated(found: RankDifference, values: Mapping[int, bytes], repairs: Sequence[Repair]) -> _Repeated | None:
+    """Return how the difference shows that rolling back did not help, or None."""
     before = [repair for repair in repairs if repair.step == found.step]
-    if any(repair.values == values for repair in before):
-        return Stop("the same difference appeared again after the rollback, so it is not a device fault")
+    if same := [repair for repair in before if repair.values == values]:
+        return _Repeated("the same difference appeared again after the rollback", _NO_DEVICE, same)
     if repairs and found.step <= repairs[-1].to:
-        return Stop("the ranks differed at an earlier step after the rollback, so it is not a device fault")
+        return _Repeated("the ranks differed at an earlier step after the rollback", _NO_DEVICE, repairs[-1:])
     if len(before) + 1 >= MOST_AT_ONE_STEP:
-        return Stop(f"the ranks differed at the same step again after {len(before)} rollbacks")
-    return GoBack(equal, suspects)
+        return _Repeated(f"the ranks differed at the same step again after {len(before)} rollbacks", "", before)
+    return None
+
+
+def _why_not(found: RankDifference, suspects: Sequence[int], repeated: _Repeated, processes: RankProcesses) -> Stop:
+    """Return why another rollback would not help, with a fix if a device may be at fault.
+
+    A node counts as the same worker after a restart of its process, because it usually has the same device.
+
+    Args:
+        found: the difference.
+        suspects: ranks that differ from a majority; empty: it is unknown which rank is wrong.
+        repeated: the rollbacks that did not help.
+        processes: the processes of the ranks.
+    """
+    why = repeated.why
+    if found.is_of_steps or processes.has_lost_state:
+        return Stop(why + repeated.script)
+    if not suspects:
+        return Stop(f"{why}, by a permanent fault of a device or by the script", "resume on other hosts")
+    nodes = {rank: member[0] for rank, member in processes.members.items()}
+    then = [{rank: repair.members[rank][0] for rank in repair.members} for repair in repeated.earlier]
+    if any(before.get(rank) not in (None, nodes.get(rank)) for before in then for rank in suspects):
+        return Stop(f"{why}{' on another worker' if repeated.script else ''}{repeated.script}")
+    if any(rank not in before for before in then for rank in suspects):
+        return Stop(why + repeated.script)
+    named = f"worker {', '.join(nodes[rank] for rank in suspects[:NAMED_PARTS])}"
+    whose, hosts = (f"{named}'s device", "that host") if len(suspects) == 1 else (f"devices of {named}", "their hosts")
+    fix = f"resume with a spare on another host (SPARE_NUM) or without {hosts}"
+    return Stop(f"{why}, by a permanent fault of {whose}, such as a stuck bit, or by the script", fix)
 
 
 def _believed(judgement: Judgement, trust: Trust, origins: Mapping[int, Member]) -> tuple[int, ...] | None:
@@ -96,6 +172,16 @@ def _believed(judgement: Judgement, trust: Trust, origins: Mapping[int, Member])
     witnesses = {group: len({origins.get(rank, rank) for rank in group}) for group in judgement.groups}
     most = max(witnesses, key=witnesses.__getitem__)
     return most if 2 * witnesses[most] > sum(witnesses.values()) else None
+
+
+def _last_words(text: str, stop: Stop) -> str:
+    """Return the description of a difference, with the reason why it is not repaired."""
+    if not stop.fix:
+        return f"{text}. Not repaired: {stop.why}" if stop.why else text
+    what, _, script = text.partition(": most likely ")  # the cause if the script is at fault
+    there = f"most likely {script}" if script else "correct the script"
+    what = what.partition(". Fix: ")[0]
+    return f"{what}. Not repaired: {stop.why}. Fix: {stop.fix}; if it appears there too, {there}"
 
 
 class ConsistencyJudge:
@@ -117,14 +203,15 @@ class ConsistencyJudge:
         trust = ledger.policy.trust if ledger.policy.recovery else Trust.STOP
         since = 0 if found.equal is None else found.equal.generation
         origins = {} if committed is None else ledger.witnesses.origins(committed.members, since)
-        decision = decide(found, trust, self._repairs, origins)
         lost = hidden_state if committed is not None and committed.generation > 1 and not found.is_of_steps else ""
+        members = {} if committed is None else dict(enumerate(committed.members))
+        decision = decide(found, trust, self._repairs, origins, RankProcesses(members, self._room(), bool(lost)))
         if isinstance(decision, Stop) or committed is None:
-            why = decision.why if isinstance(decision, Stop) else ""
             text = sentence(found.judgement, found.one, found.other, lost)
-            return f"{text}{f'. Not repaired: {why}' if why else ''}"
+            return _last_words(text, decision) if isinstance(decision, Stop) else text
         values = {rank: found.values[rank] for rank in decision.suspects or found.values}
-        self._repairs = [*self._repairs, Repair(found.step, decision.to.step, values)][-MOST_REPAIRS:]
+        repair = Repair(found.step, decision.to.step, values, {rank: members[rank] for rank in values})
+        self._repairs = [*self._repairs, repair][-MOST_REPAIRS:]
         # a rank that only copied the value is not to blame
         nodes = [committed.members[rank][0] for rank in decision.suspects if origins[rank] == committed.members[rank]]
         text = self._text(found, decision, nodes, lost)
@@ -132,7 +219,11 @@ class ConsistencyJudge:
         ledger.write(RolledBack(committed.generation, decision.to, suspects, found.step, text))
         ledger.announce(text)
         self._offences.update([] if lost else nodes)
-        self._drain([node for node in nodes if self._offences[node] >= DRAINED_AT])
+        if decision.replaces:
+            for node, _ in suspects:
+                ask_to_leave(ledger, [node], f"worker {node} differed again after the rollback: it is asked to leave")
+        else:
+            self._drain([node for node in nodes if self._offences[node] >= DRAINED_AT])
         return ""
 
     def _text(self, found: RankDifference, decision: GoBack, nodes: Sequence[str], lost: str) -> str:
@@ -166,16 +257,7 @@ class ConsistencyJudge:
 
     def _drain(self, nodes: Sequence[str]) -> None:
         """Ask nodes that differed repeatedly to leave, if the others can continue without them."""
-        ledger, state = self._ledger, self._ledger.state
-        spares = sum(
-            presence.activity is Activity.WAITING and presence.closed_at is None
-            for node in state.spares
-            if (presence := ledger.presences.get(node)) is not None
-        )
-        sharding = None if state.generation is None else state.generation.sharding
-        left_with_each = 1 if sharding is None else sharding.group_size  # its shard group leaves the generation, too
-        dispensable = ledger.present() - ledger.policy.min_world_size if ledger.policy.is_elastic else 0
-        room = max(spares, dispensable // left_with_each)
+        ledger, room = self._ledger, self._room()
         for at, node in enumerate(nodes):
             often = f"worker {node}'s state differed from the others' {self._offences[node]} times"
             if at < room:
@@ -185,3 +267,16 @@ class ConsistencyJudge:
                     f"{often}, but it keeps its rank, because no spare is ready to take its place. Fix: start a "
                     "spare on another host (SPARE_NUM), and stop this worker"
                 )
+
+    def _room(self) -> int:
+        """Return how many members the others can continue without."""
+        ledger, state = self._ledger, self._ledger.state
+        spares = sum(
+            presence.activity is Activity.WAITING and presence.closed_at is None
+            for node in state.spares
+            if (presence := ledger.presences.get(node)) is not None
+        )
+        sharding = None if state.generation is None else state.generation.sharding
+        left_with_each = 1 if sharding is None else sharding.group_size  # its shard group leaves the generation, too
+        dispensable = ledger.present() - ledger.policy.min_world_size if ledger.policy.is_elastic else 0
+        return max(spares, dispensable // left_with_each)
