@@ -30,7 +30,7 @@ from samebits.core.reports import FINAL, MAX_DIGESTS, MAX_PARTS, Anomaly, Digest
 from samebits.core.restore import choose_restore_point
 from samebits.core.state import JobState
 from samebits.core.values import replace
-from samebits.core.watch.consistency import MOST_AT_ONE_STEP, GoBack, Repair, Stop, World, decide
+from samebits.core.watch.consistency import MOST_AT_ONE_STEP, GoBack, RankProcesses, Repair, Stop, decide
 from samebits.core.watch.equality import EXPLAIN_S, RankDifference, judge
 from samebits.errors import ProtocolError
 from tests.core.desk import training, waiting
@@ -219,8 +219,8 @@ def decided(
     has_lost_state: bool = False,
 ) -> GoBack | Stop:
     """Return the decision when rank 1, which is ``now`` this process, differs again."""
-    world = World(MEMBERS | {1: now}, room, has_lost_state)
-    return decide(found(b"a", odd, b"a", step=step), trust, repairs, None, world)
+    processes = RankProcesses(MEMBERS | {1: now}, room, has_lost_state)
+    return decide(found(b"a", odd, b"a", step=step), trust, repairs, None, processes)
 
 
 def test_worker_that_repeats_a_difference_is_replaced_before_the_script_is_blamed() -> None:
@@ -234,7 +234,7 @@ def test_worker_that_repeats_a_difference_is_replaced_before_the_script_is_blame
         Trust.MAJORITY,
         [Repair(100, 50, {1: b"x", 2: b"x"}, {1: ("1", 1), 2: ("2", 1)})],
         None,
-        World(MEMBERS, room=1),
+        RankProcesses(MEMBERS, room=1),
     )
     assert isinstance(only_one, Stop) and "devices of worker 1, 2" in only_one.why, "both have to be replaced"
 
@@ -261,9 +261,9 @@ def test_difference_that_lost_state_or_other_steps_explain_replaces_no_worker(va
     difference = found(*(bytes([one]) for one in values))
     odd = {2: b"b"} if len(values) == 3 else difference.values
     before = [Repair(100, 50, odd, {rank: MEMBERS[rank] for rank in odd})]
-    lost = decide(difference, Trust.MAJORITY, before, None, World(MEMBERS, 9, has_lost_state=True))
+    lost = decide(difference, Trust.MAJORITY, before, None, RankProcesses(MEMBERS, 9, has_lost_state=True))
     uneven = found(*difference.values.values(), commits=(1, 2))
-    steps = decide(uneven, Trust.MAJORITY, before, None, World(MEMBERS, 9))
+    steps = decide(uneven, Trust.MAJORITY, before, None, RankProcesses(MEMBERS, 9))
     assert lost == steps == Stop("the same difference appeared again after the rollback, so it is not a device fault")
 
 
@@ -273,7 +273,7 @@ def test_repeated_difference_without_a_majority_replaces_no_worker(trust: Trust)
     difference = found(b"a", b"b")
     odd = {1: b"b"} if trust is Trust.LEADER else difference.values
     before = [Repair(100, 50, odd, {rank: MEMBERS[rank] for rank in odd})]
-    stop = decide(difference, trust, before, None, World(MEMBERS, 9))
+    stop = decide(difference, trust, before, None, RankProcesses(MEMBERS, 9))
     assert isinstance(stop, Stop) and stop.why.endswith("by a permanent fault of a device or by the script")
     assert stop.fix == "resume on other hosts"
 

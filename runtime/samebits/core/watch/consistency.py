@@ -64,7 +64,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class RankProcesses:
     """The processes of the ranks, and whether they can be replaced.
 
     Attributes:
@@ -83,7 +83,7 @@ def decide(
     trust: Trust,
     repairs: Sequence[Repair] = (),
     origins: Mapping[int, Member] | None = None,
-    world: World | None = None,
+    processes: RankProcesses | None = None,
 ) -> GoBack | Stop:
     """Decide how to handle a difference, given the repairs made so far.
 
@@ -95,7 +95,7 @@ def decide(
         trust: which ranks are trusted.
         repairs: the repairs in this job so far.
         origins: rank → the member whose state it holds; by default itself.
-        world: the processes of the ranks; by default none is known, and none can be replaced.
+        processes: the processes of the ranks; by default none is known, and none can be replaced.
     """
     judgement, equal = found.judgement, found.equal
     if equal is None or trust is Trust.STOP:
@@ -111,9 +111,9 @@ def decide(
     if repeated is None:
         return GoBack(to, suspects)
     is_by_majority = believed == _believed(judgement, Trust.MAJORITY, origins or {})
-    why = _why_not(found, suspects if is_by_majority else (), repeated, world or World())
+    why = _why_not(found, suspects if is_by_majority else (), repeated, processes or RankProcesses())
     is_bounded = sum(repair.step == found.step for repair in repairs) < MOST_AT_ONE_STEP
-    can_replace = is_by_majority and 0 < len(suspects) <= (0 if world is None else world.room)
+    can_replace = is_by_majority and 0 < len(suspects) <= (0 if processes is None else processes.room)
     return GoBack(to, suspects, replaces=True) if why.fix and can_replace and is_bounded else why
 
 
@@ -138,7 +138,7 @@ def _repeated(found: RankDifference, values: Mapping[int, bytes], repairs: Seque
     return None
 
 
-def _why_not(found: RankDifference, suspects: Sequence[int], repeated: _Repeated, world: World) -> Stop:
+def _why_not(found: RankDifference, suspects: Sequence[int], repeated: _Repeated, processes: RankProcesses) -> Stop:
     """Return why another rollback would not help, with a fix if a device may be at fault.
 
     A node counts as the same worker after a restart of its process, because it usually has the same device.
@@ -147,14 +147,14 @@ def _why_not(found: RankDifference, suspects: Sequence[int], repeated: _Repeated
         found: the difference.
         suspects: ranks that differ from a majority; empty: it is unknown which rank is wrong.
         repeated: the rollbacks that did not help.
-        world: the processes of the ranks.
+        processes: the processes of the ranks.
     """
     why = repeated.why
-    if found.is_of_steps or world.has_lost_state:
+    if found.is_of_steps or processes.has_lost_state:
         return Stop(why + repeated.script)
     if not suspects:
         return Stop(f"{why}, by a permanent fault of a device or by the script", "resume on other hosts")
-    nodes = {rank: member[0] for rank, member in world.members.items()}
+    nodes = {rank: member[0] for rank, member in processes.members.items()}
     then = [{rank: repair.members[rank][0] for rank in repair.members} for repair in repeated.earlier]
     if any(before.get(rank) not in (None, nodes.get(rank)) for before in then for rank in suspects):
         return Stop(f"{why}{' on another worker' if repeated.script else ''}{repeated.script}")
@@ -206,7 +206,7 @@ class ConsistencyJudge:
         origins = {} if committed is None else ledger.witnesses.origins(committed.members, since)
         lost = hidden_state if committed is not None and committed.generation > 1 and not found.is_of_steps else ""
         members = {} if committed is None else dict(enumerate(committed.members))
-        decision = decide(found, trust, self._repairs, origins, World(members, self._room(), bool(lost)))
+        decision = decide(found, trust, self._repairs, origins, RankProcesses(members, self._room(), bool(lost)))
         if isinstance(decision, Stop) or committed is None:
             text = sentence(found.judgement, found.one, found.other, lost)
             return _last_words(text, decision) if isinstance(decision, Stop) else text

@@ -851,7 +851,7 @@ class StatePoints:
         Raises:
             RuntimeError: a rank was lost; this one is still at its last commit.
         """
-        is_finite = ddp.are_finite(self._state.shard_gradients())
+        is_finite = ddp.are_finite(self._state.shards(gradients=True).values())
         return not any(transfer.gather(int(not is_finite), self._process.device))
 
     def wait_for_all(self) -> None:

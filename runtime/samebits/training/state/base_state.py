@@ -328,18 +328,17 @@ class State(ABC):
         """Return the tensors that must be equal on every rank when a generation begins."""
         return []
 
-    def shards(self, *, moments: bool = False, at_rest: bool = False) -> Mapping[str, torch.Tensor]:
+    def shards(
+        self, *, moments: bool = False, at_rest: bool = False, gradients: bool = False
+    ) -> Mapping[str, torch.Tensor]:
         """Return this rank's shards of the weights, sorted by name.
 
         Args:
             moments: add their moments.
             at_rest: the same, but return nothing if the script may have written to weights since the last commit.
+            gradients: return the reduced gradients of a few shards instead.
         """
         return {}
-
-    def shard_gradients(self) -> Sequence[torch.Tensor]:
-        """Return the reduced gradients of a few of this rank's shards."""
-        return ()
 
     # ---- for subclasses
 

@@ -452,10 +452,14 @@ class TorchState(ObjectState):
             if is_hashable(value)
         ]
 
-    def shards(self, *, moments: bool = False, at_rest: bool = False) -> dict[str, torch.Tensor]:
+    def shards(
+        self, *, moments: bool = False, at_rest: bool = False, gradients: bool = False
+    ) -> dict[str, torch.Tensor]:
         """Return this rank's shards of the weights, as :meth:`State.shards` does."""
         if self._sharded is None or (at_rest and self._last_commit.weights_have_signs):
             return {}
+        if gradients:
+            return self._some_gradients()
         parameters = self._sharded.shards()
         found = {name: pieces.local(parameter) for name, parameter in parameters.items()}
         if moments or at_rest:
@@ -468,15 +472,11 @@ class TorchState(ObjectState):
             }
         return found
 
-    def shard_gradients(self) -> list[torch.Tensor]:
-        """Return the reduced gradients of a few of this rank's shards, as :meth:`State.shard_gradients` does."""
-        some = (
-            parameter
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
-            for parameter in (*group["params"][:1], *group["params"][-1:])
-        )
-        return [pieces.local(one.grad) for one in some if one.grad is not None and self._is_apart(one)]
+    def _some_gradients(self) -> dict[str, torch.Tensor]:
+        """Return the gradients of the first and the last shard of each parameter group."""
+        groups = [group["params"] for optimizer in self._optimizers for group in optimizer.param_groups]
+        some = [one for group in groups for one in (*group[:1], *group[-1:]) if self._is_apart(one)]
+        return {f"{at}": pieces.local(one.grad) for at, one in enumerate(some) if one.grad is not None}
 
     @property
     def counts_optimizer_steps(self) -> bool:
