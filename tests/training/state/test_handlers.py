@@ -543,7 +543,7 @@ def test_different_learning_rate_is_named_before_the_weights_it_changed() -> Non
     text = equality.sentence(equality.judge({0: b"a", 1: b"b"}), *digests)
     assert "first in lr of group 0 of optimizer (0.1 on rank 0, 0.2 on rank 1) and " in text
     assert " more: most likely something outside the state sets it" in text
-    assert text.endswith("Fix: pass it to the state, as in TorchState(model, optimizer, schedule=schedule)")
+    assert text.endswith("pass the schedule to the state, as in TorchState(model, optimizer, schedule=schedule)")
 
 
 def test_temporary_difference_in_rates_is_distinguished_afterwards() -> None:

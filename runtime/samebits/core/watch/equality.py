@@ -163,19 +163,25 @@ def ranks_of(group: tuple[int, ...]) -> str:
 
 
 _LOST = "a rank has lost a value outside the state, or used a gradient that is not the average of all ranks'"
+_MEANT = (
+    "If ranks are meant to differ, as in expert parallelism, make these parameters DTensors "
+    "(docs/reference/sharded-models.md)"
+)
 _FIX_OF_LOST = (
     "Fix: find such values with `samebits run --check` and keep them in TorchState(…), or average every gradient "
     "before optimizer.step()"
 )
 _FIXES = {
-    PartKind.SETTING: "Fix: pass it to the state, as in TorchState(model, optimizer, schedule=schedule)",
+    PartKind.SETTING: (
+        "Fix: set it to the same value on every rank; if a schedule sets it, pass the schedule to the state, as in "
+        "TorchState(model, optimizer, schedule=schedule)"
+    ),
     PartKind.STEPS: "Fix: let every rank take as many optimizer steps as the others",
     PartKind.SAMPLER: "Fix: take the same number of batches on every rank, also from a loader or generator that may "
     "end early, and move an ElasticSampler only by record_batch() and, to the next epoch, set_epoch()",
     PartKind.TRAINED: (
         "Fix: wrap the model in DistributedDataParallel before samebits.elastic.run, or all-reduce every gradient "
-        "before optimizer.step(). If ranks are meant to differ, as in expert parallelism, make these parameters "
-        "DTensors (docs/reference/sharded-models.md)"
+        f"before optimizer.step(). {_MEANT}"
     ),
     PartKind.UNTRAINED: "Fix: change this parameter alike on every rank, or make it a buffer",
     PartKind.SHARED: "Fix: make it equal in the state's sync(), or leave it out of shared_values()",
@@ -197,7 +203,7 @@ def _cause(part: Part, *, averages: bool) -> str:
     }.get(part.kind, "")
     fix = _FIXES[PartKind.TRAINED if part.kind is PartKind.LOOSE else part.kind]
     if not cause and averages:
-        cause, fix = _LOST, _FIX_OF_LOST
+        cause, fix = _LOST, f"{_FIX_OF_LOST}. {_MEANT}"
     return f"most likely {cause or _NOT_AVERAGED}. {fix}"
 
 
