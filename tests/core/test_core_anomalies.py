@@ -20,8 +20,10 @@ def falling(steps: int, seed: int = 0, noise: float = 0.1) -> list[float]:
     return [2 * math.exp(-step / 300) + 0.5 + noise * draw.gauss(0, 1) for step in range(steps)]
 
 
-def told(band: Band, values: list[float]) -> list[str]:
-    return [text for value in values if (text := band.take(value))]
+def told(band: Band, values: list[float], step: int | None = None) -> list[str]:
+    """Return the problems of values, the first of which belongs to ``step``, by default the next step."""
+    first = band._step + 1 if step is None else step
+    return [text for at, value in enumerate(values, first) if (text := band.take(at, value))]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -64,6 +66,28 @@ def test_constant_series_has_a_band_and_a_drop_is_not_an_anomaly() -> None:
     told(band, [1.0] * WINDOW)
     assert told(band, [1.2, 0.0, 1.0]) == []
     assert told(band, [1.3]) != []
+
+
+def test_steps_repeated_after_a_rollback_are_not_compared_with_later_ones() -> None:
+    values = [2.5 + 5.5 / (1 + step) for step in range(200)]
+    assert told(band := Band(), values, 0) == []
+    assert told(band, values[1:], 1) == [], "the loss of step 1 is far above that of step 200"
+    assert told(band, values[150:], 150) == []
+    assert len(told(band, [50.0], 190)) == 1, "the values before a step that is repeated are kept"
+
+
+def test_problem_is_told_again_if_its_step_is_repeated() -> None:
+    band = Band()
+    assert told(band, [1.0, math.nan, math.nan, math.nan], 0) == ["is not a number"]
+    assert told(band, [math.nan], 2) == [], "the excursion began at step 1, which is not repeated"
+    assert told(band, [math.nan, math.nan], 0) == ["is not a number"]
+
+
+def test_values_outside_the_band_do_not_count_twice_if_their_steps_are_repeated() -> None:
+    band = Band()
+    told(band, [1.0] * WINDOW, 0)
+    for _ in range(MOVED):
+        assert len(told(band, [100.0, 100.0], WINDOW)) == 1
 
 
 # ---- the scheduler's side

@@ -195,7 +195,8 @@ class Job:
             self._loss = max(0.1, self._loss * self.draw.gauss(0.9995, 0.002))
             is_odd = self.draw.random() < 0.001
             self.seen.odd_losses += is_odd
-            self.seen.told_losses += bool(self._band.take(self._loss * (100.0 if is_odd else self.draw.gauss(1, 0.03))))
+            loss = self._loss * (100.0 if is_odd else self.draw.gauss(1, 0.03))
+            self.seen.told_losses += bool(self._band.take(0, loss))
 
     # ---- the core
 

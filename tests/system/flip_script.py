@@ -3,7 +3,8 @@
 ``--flip RANK:STEP`` (repeatable) flips one bit after the commit of that step, once, in the worker that started with
 that rank; with ``--what exponent``, it sets all bits of a weight's exponent, so that the loss is not a number.
 ``--always`` flips the same bit after every later step too, as a script's own mistake would. ``--die RANK:STEP`` kills
-the worker that started with that rank when all have committed that step, once.
+the worker that started with that rank when all have committed that step, once. ``--falling`` reports a loss that is far
+larger at the first steps than later.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ parser.add_argument("--what", choices=("weight", "moment", "exponent"), default=
 parser.add_argument("--flip", action="append", default=[], help="RANK:STEP")
 parser.add_argument("--die", action="append", default=[], help="RANK:STEP")
 parser.add_argument("--always", action="store_true")
+parser.add_argument("--falling", action="store_true")
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--save-every", type=int, default=1000)
 parser.add_argument("--pause-ms", type=float, default=0.0)
@@ -97,6 +99,8 @@ def train(state: samebits.elastic.TorchState) -> None:
         for batch, (inputs, labels) in enumerate(loader):
             optimizer.zero_grad()
             F.cross_entropy(model(inputs), labels).backward()
+            if arguments.falling:
+                state.report(loss=2.0 + 6.0 * 0.8**state.completed_steps)
             optimizer.step()
             sampler.record_batch(batch, 8)
             state.commit()

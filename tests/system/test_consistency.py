@@ -59,6 +59,18 @@ def test_flipped_bit_is_named_and_the_result_is_undisturbed(
     assert event.more["suspects"] == [str(rank)] and event.more["back_to"] == 15
 
 
+def test_first_steps_are_no_anomaly_when_a_rollback_repeats_them(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    settings = {**COMPARED, "CONSISTENCY": "majority:40", "LOSS_ANOMALY": "stop"}
+    job = new_job("--falling", "--flip", "1:8", script=SCRIPT, workers=3, settings=settings)
+    job.start()
+    end = job.wait_finished()
+    (event,) = [one for one in read_events(job.recovery) if one.kind == "rolled back"]
+    assert event.more["back_to"] <= 8 and event.more["seen_at"] >= 40
+    assert end == undisturbed(script=SCRIPT, workers=3)
+
+
 def test_weight_that_is_not_a_number_is_named_before_all_ranks_are_equal_again(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:

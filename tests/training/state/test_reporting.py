@@ -115,6 +115,16 @@ def test_stop_ends_the_script_there_and_off_does_not_check(tmp_path: Path) -> No
     assert desk.odd == []
 
 
+@pytest.mark.parametrize("policy", ["tell", "stop", "recompute"])
+def test_early_steps_repeated_after_a_rollback_are_no_anomaly(policy: str, tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.process.settings.loss_anomaly = policy
+    for step in [*range(200), *range(1, 200)]:
+        falling = 2.0 + 6.0 / (1 + step)
+        desk.reports(step, loss=falling, grad_norm=falling)
+    assert desk.odd == []
+
+
 # ---- recomputation
 
 
@@ -178,6 +188,30 @@ def test_report_after_the_commit_is_pointed_out(recomputing: Desk) -> None:
     desk.reports(42, rank=1, loss=float("nan"))
     desk.reports(43, rank=1, loss=float("nan"))
     assert desk.verdicts == 1 and "Fix: call state.report() before state.commit()" in desk.odd[1][1]
+
+
+def test_step_that_a_loss_has_repeated_already_is_not_requested_again(recomputing: Desk) -> None:
+    desk = recomputing
+    desk.reports(41, rank=1, loss=float("nan"))
+    desk.reporter.begin()  # a peer was lost before the commit
+    desk.reports(41, rank=1, loss=1.06)
+    desk.reporter.vote(desk.process)
+    assert desk.verdicts == 1 and "a transient error" in desk.odd[1][1]
+
+
+def test_two_repeated_spikes_between_commits_end_after_one_repetition_each(recomputing: Desk) -> None:
+    desk, repetitions = recomputing, 0
+    while repetitions < 9:
+        for step, loss in enumerate([1.0, 50.0, 1.0, 60.0, 1.0], 41):  # one commit
+            desk.reports(step, rank=1, loss=loss)
+        try:
+            desk.reporter.vote(desk.process)
+        except GenerationEndedError:
+            repetitions += 1
+            desk.reporter.begin()
+        else:
+            break
+    assert repetitions == 2
 
 
 def test_without_recovery_it_is_only_reported(recomputing: Desk) -> None:

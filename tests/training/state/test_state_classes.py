@@ -246,6 +246,17 @@ def test_newcomers_optimizer_is_not_stepped_so_weight_decay_cannot_diverge() -> 
     assert bits_of(newcomer) == bits_of(leader)
 
 
+def test_a_new_generation_begins_the_reports_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = Counter(1)
+    Commits(state)
+    begun: list[int] = []
+    monkeypatch.setattr(state._reporter, "begin", lambda: begun.append(state.completed_steps))
+    state.bind(None, 0)
+    assert begun == []
+    Commits(state)
+    assert begun == [0]
+
+
 @pytest.mark.parametrize(("steps", "drawn"), [(0, "as its script left them"), (1, "derived")])
 def test_own_random_numbers_that_no_rank_holds_start_as_the_script_seeded_them(steps: int, drawn: str) -> None:
     leader, newcomer = elastic.ObjectState(rng="saved", mark=1), elastic.ObjectState(rng="saved", mark=2)

@@ -23,29 +23,46 @@ MOVED = 16
 
 
 class Band:
-    """The band of one series."""
+    """The band of one series, whose steps go back after a rollback.
+
+    A repeated step is compared only with the values of earlier steps, because the first steps of a training often have
+    far larger losses than those that were reached later.
+    """
 
     def __init__(self) -> None:
-        self._values: deque[float] = deque(maxlen=WINDOW)
-        self._outside: list[float] = []  # values in a row outside the band, up to the last
-        self._is_told = False
+        self._values: deque[tuple[int, float]] = deque(maxlen=WINDOW)  # step and value
+        self._outside: list[tuple[int, float]] = []  # those in a row outside the band, up to the last
+        self._told_at: int | None = None  # the step whose problem was returned, until a value has none
+        self._step = 0  # the last value's
 
-    def take(self, value: float) -> str:
+    def take(self, step: int, value: float) -> str:
         """Add a value. Return its problem, or "" if it has none or the previous value had one, too."""
+        if step < self._step:
+            self._rewind(step)
+        self._step = step
         problem = self.problem(value)
         if not problem:
-            self._outside, self._is_told = [], False
-            self._values.append(value)
+            self._outside, self._told_at = [], None
+            self._values.append((step, value))
             return ""
         if math.isfinite(value):
-            self._outside.append(value)
+            self._outside.append((step, value))
             if len(self._outside) >= MOVED:
                 self._values.clear()
                 self._values.extend(self._outside)
-                self._outside, self._is_told = [], False
+                self._outside, self._told_at = [], None
                 return ""
-        was_told, self._is_told = self._is_told, True
-        return "" if was_told else problem
+        if self._told_at is not None:
+            return ""
+        self._told_at = step
+        return problem
+
+    def _rewind(self, step: int) -> None:
+        """Forget the values from this step on: they are computed again."""
+        self._values = deque((one for one in self._values if one[0] < step), maxlen=WINDOW)
+        self._outside = [one for one in self._outside if one[0] < step]
+        if self._told_at is not None and self._told_at >= step:
+            self._told_at = None
 
     def problem(self, value: float) -> str:
         """Return a value's problem, or "", without adding the value to the series."""
@@ -55,8 +72,8 @@ class Band:
             return "is infinite"
         if len(self._values) < WINDOW // 2:
             return ""
-        middle = median(self._values)
-        distance = max(FACTOR * median(abs(one - middle) for one in self._values), LEAST_SHARE * abs(middle))
+        middle = median(one for _, one in self._values)
+        distance = max(FACTOR * median(abs(one - middle) for _, one in self._values), LEAST_SHARE * abs(middle))
         if abs(value - middle) <= distance or value < middle:  # a sudden drop of the loss is not a fault
             return ""
         return f"is {value:.4g} after {middle:.4g} ± {distance:.2g} so far"

@@ -240,6 +240,8 @@ class State(ABC):
         if session is None:
             with contextlib.suppress(UsageError):  # the error was reported when the value was first given
                 self._reporter.flush()
+        else:
+            self._reporter.begin()
         self._session, self._rank = session, rank
 
     def enter_group(self) -> None:  # noqa: B027 - nothing to do is the usual case

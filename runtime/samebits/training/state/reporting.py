@@ -46,6 +46,7 @@ class Reporter:
         self._bands = {name: Band() for name in WATCHED}
         self._looks_at = float("-inf")  # time at which values on an accelerator are checked next
         self._odd: dict[str, Odd] = {}  # anomalies that are being recomputed
+        self._accepted: set[tuple[str, int]] = set()  # names and steps at which it was not a transient error
         self._asks_again = False
         self._unwritten: tuple[Worker, int, dict[str, Any]] | None = None
 
@@ -89,10 +90,13 @@ class Reporter:
             given = values.get(name)
             try:
                 number = float(given.detach() if isinstance(given, torch.Tensor) else given)  # type: ignore[arg-type]
-                problem = self._bands[name].take(number)
+                problem = self._bands[name].take(step, number)
             except (TypeError, ValueError, RuntimeError):
                 continue  # missing or not a number, which rank 0 reports when it writes
-            if name in self._odd and self._compare(process, rank, step, name, number, problem):
+            # while a repetition is requested, the values up to the commit still belong to the first pass
+            if name in self._odd and (self._asks_again or self._compare(process, rank, step, name, number, problem)):
+                continue
+            if (name, step) in self._accepted and math.isfinite(number):
                 continue
             if problem and policy == "recompute" and process.settings.enable_recovery:
                 self._odd[name] = Odd(step, title, number, problem)
@@ -104,6 +108,10 @@ class Reporter:
                 if policy == "stop":
                     raise _stopped(rank, step, text)
                 self._say(process, rank, step, text)
+
+    def begin(self) -> None:
+        """Begin a generation: every step since the last commit is computed again, so none needs to be requested."""
+        self._asks_again = False
 
     def vote(self, process: Worker) -> None:
         """Raise before a commit if any rank wants the step recomputed. A collective if LOSS_ANOMALY=recompute.
@@ -136,6 +144,8 @@ class Reporter:
         text = odd.sentence(verdict, number)
         if verdict is AnomalyVerdict.LASTING and not math.isfinite(number):
             raise _stopped(rank, odd.step, text)
+        if verdict in (AnomalyVerdict.LASTING, AnomalyVerdict.UNSTEADY):
+            self._accepted.add((name, step))
         self._say(process, rank, odd.step, text, is_verdict=True)
         return verdict is not AnomalyVerdict.MISSED
 
