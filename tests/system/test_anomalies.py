@@ -34,10 +34,7 @@ def test_transient_error_is_named_and_leaves_no_trace(
 def test_persistent_nan_ends_the_script(new_job: Callable[..., Job]) -> None:
     job = new_job("--bad", "always", script=SCRIPT, workers=2, settings=RECOMPUTED)
     job.start()
-    assert job.worker(1).wait(60.0) == AnomalyError.exit_code
+    assert job.wait_ended()[1] == AnomalyError.exit_code
     assert job.matches(
         1, rf"rank 1, step 12: {BAD}, and the same value was recomputed .*the model or the data is at fault"
     )
-    job.kill(0)
-    job.scheduler.kill()
-    job.wait_for_writers()

@@ -33,7 +33,8 @@ class _AsksOneself(Equality):
     """A digest is compared with the same rank's own."""
 
     def _is_equal(self, key: Key) -> bool:
-        return self._tellers[key] == len(self._rank_of)
+        tally = self._tallies.get(key)
+        return tally is not None and tally.tellers == len(self._rank_of)
 
 
 class _HeldIsEnough(Equality):
