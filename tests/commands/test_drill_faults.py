@@ -266,11 +266,11 @@ while True:
 
 
 class Training:
-    """A linear model with more parameters than any other module here, and its optimizer."""
+    """A linear model with more parameters than any other module here, and an optimizer with more groups."""
 
     def __init__(self, torch: Any) -> None:
         self.model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(500)))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+        self.optimizer = torch.optim.SGD([{"params": layer.parameters()} for layer in self.model], lr=0.5)
         self.rows = torch.ones(1, 2)
 
     def backward(self) -> None:
@@ -327,7 +327,7 @@ def sharded(training: Training) -> Iterator[Training]:
         mesh = init_device_mesh("cpu", (1,))
         for layer in training.model:
             fully_shard(layer, mesh=mesh)
-        training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.5)
+        training.optimizer = torch.optim.SGD([{"params": [one]} for one in training.model.parameters()], lr=0.5)
         yield training
     finally:
         dist.destroy_process_group()

@@ -164,8 +164,8 @@ def test_spans_reach_a_collector_through_the_real_exporter(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         assert otel.main([]) == 0
         server.shutdown()
-    assert capsys.readouterr().out == "samebits: 7 spans were sent\n"
-    parts = ["recover.decide", "recover.meet", "recover.restore"]
+    assert capsys.readouterr().out == "samebits: 8 spans were sent\n"
+    parts = ["recover.decide", "recover.wait_for_seats", "recover.meet", "recover.restore"]
     assert sorted(Collector.names) == sorted(["register", "form", "form", "recover", *parts])
 
 
@@ -185,7 +185,7 @@ def test_spans_that_were_not_delivered_are_not_reported_as_sent(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     with collecting(answer) as port:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-        with pytest.raises(UsageError, match=r"^7 of 7 spans were not accepted.*Fix: "):
+        with pytest.raises(UsageError, match=r"^8 of 8 spans were not accepted.*Fix: "):
             otel.main([])
 
 
@@ -231,7 +231,8 @@ def test_spans_are_printed_without_any_library(folder: Path, capsys: pytest.Capt
     assert otel.main(["--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["name"] for one in told] == ["register", "form", "form", "recover"]
-    assert [part["name"] for part in told[-1]["parts"]] == ["recover.decide", "recover.meet", "recover.restore"]
+    parts = ["recover.decide", "recover.wait_for_seats", "recover.meet", "recover.restore"]
+    assert [part["name"] for part in told[-1]["parts"]] == parts
 
 
 def test_missing_exporter_is_named_with_what_to_install(
