@@ -71,7 +71,7 @@ def _shrinks_below(world: Any) -> float | None:
     return min(world._waits_until(slot) for slot in ledger.absent) if ledger.present() else None
 
 
-def _never_looks(joined: Mapping[int, Holdings], committed: GenerationCommitted | None, _: object = None) -> bool:
+def _never_looks(joined: Mapping[int, Holdings], committed: GenerationCommitted | None, *_: object) -> bool:
     return committed is not None and all(member.live is None and not member.looked for member in joined.values())
 
 
