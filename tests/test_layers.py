@@ -369,8 +369,8 @@ def breached_by_floors(here: str, target: str) -> Iterator[str]:
 def test_every_part_of_a_layered_package_has_a_layer() -> None:
     for room, floors in FLOORS.items():
         folder = PACKAGE.joinpath(*room.split("."))
-        parts = {entry.stem for entry in folder.iterdir() if entry.is_dir() or entry.suffix == ".py"}
-        assert parts - {"__init__", "__pycache__"} == {part for floor in floors for part in floor}
+        parts = {entry.parts[len(folder.parts)].removesuffix(".py") for entry in folder.rglob("*.py")}
+        assert parts - {"__init__"} == {part for floor in floors for part in floor}
 
 
 def breached_by_expressions(room: str, path: str, tree: ast.Module, *, is_pure: bool) -> Iterator[str]:
