@@ -218,7 +218,9 @@ def test_killed_worker_scheduler_and_upgraded_relay_in_a_tree_that_chose_itself(
         relays[0].signal(signal.SIGTERM)
         relays[0].wait(WAIT_S)
         with relay_of(job, warm, name="relay_again", **settings[0]):
-            job.wait_for("relay_again", "reachable through the relay at")
+            job.wait_for("relay_again", "the scheduler is reachable")
+            now = ("relay_again", "relay_1", "relay_2", "relay_3")
+            job.wait_until(lambda: len(direct(job, *now)) == 1 or None, "tree of one root")
             job.open_gates(40)
             assert job.wait_finished() == undisturbed(*TRAINED)
     assert len(job.matches("scheduler", r"round \S+ opened")) == 2, job.tails()
