@@ -51,7 +51,9 @@ LOOK_EVERY_S = 0.1
 SAID_EVERY = 10
 """Number of draws between two progress lines."""
 HARMLESS, LOCATED, REPAIRED, MISSED = OUTCOMES = ("harmless", "located", "repaired", "missed")
-_DIFFERS = re.compile(r" rank ([\d, ]+) \(worker [^)]*.*?\) differs from rank .*? (?:after|at the end,) step (\d+)")
+_DIFFERS = re.compile(
+    r" ranks? ([\d, and]+) \(worker [^)]*.*?\) differs? from ranks? .*? (?:after|at the end,) step (\d+)"
+)
 _AUDITED = re.compile(r", step (\d+): rank .*most likely rank (\d+)'s device is at fault")
 _ENDS = re.compile(r"the job ends: (.*)")
 
@@ -105,7 +107,7 @@ class Log:
                 (m[2], m[1]) for m in _AUDITED.finditer(line)
             ]:
                 window = window_of(int(step))
-                log.named[window] |= {int(one) for one in ranks.split(",")}
+                log.named[window] |= {int(one) for one in re.findall(r"\d+", ranks)}
                 log.said.setdefault(window, line)
             if (ends := _ENDS.search(line)) and not log.why_it_ended:
                 log.why_it_ended = ends[1]

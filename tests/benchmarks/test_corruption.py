@@ -68,7 +68,7 @@ def test_each_kind_changes_no_more_than_it_says(kind: Kind, item_bytes: int) -> 
 
 
 DIFFERS = (
-    "samebits scheduler: rank {rank} (worker 1, pid 7 on vm) differs from rank 0, 2 after step {step}, first in "
+    "samebits scheduler: rank {rank} (worker 1, pid 7 on vm) differs from ranks 0 and 2 after step {step}, first in "
     "model.first.weight, since some step from 51 to 100: x (device); all ranks roll back to step 50"
 )
 AUDITED = (

@@ -125,7 +125,7 @@ def test_replicas_are_judged_and_named() -> None:
     protocol = samebits.ConsistencyProtocol()
     assert protocol.check({0: {"a": 1, "b": 2}, 1: {"b": 2, "a": 1}}).is_equal
     protocol.require_equal({0: [1], 1: [1]})
-    with pytest.raises(UnequalError, match="rank 1 differs from rank 0, 2"):
+    with pytest.raises(UnequalError, match="rank 1 differs from ranks 0 and 2"):
         protocol.require_equal({0: [1], 1: [2], 2: [1]})
     with pytest.raises(UsageError, match=r"the state of rank 0: .* Fix: give plain values"):
         protocol.check({0: object()})

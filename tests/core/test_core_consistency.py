@@ -33,6 +33,7 @@ from samebits.core.values import replace
 from samebits.core.watch.consistency import MOST_AT_ONE_STEP, GoBack, RankProcesses, Repair, Stop, decide
 from samebits.core.watch.equality import EXPLAIN_S, RankDifference, judge
 from samebits.errors import ProtocolError
+from samebits.printable import listed
 from tests.core.desk import training, waiting
 from tests.core.house import NUMERICS, House, policy
 
@@ -353,10 +354,10 @@ def test_flip_is_named_and_all_return_to_the_last_equal_point(size: int, odd: st
     flip(house, odd)
     (record,) = [one for one in house.journal if isinstance(one, RolledBack)]
     assert (record.to, record.suspects, record.step, record.generation) == (BACK, ((odd, 1),), 100, 1)
-    others = ", ".join(str(rank) for rank in range(size) if str(rank) != odd)
+    others = listed(rank for rank in range(size) if str(rank) != odd)
     assert record.text.startswith(f"rank {odd} (worker {odd}, pid ")
     assert (
-        f"differs from rank {others} after step 100, first in model.linear.weight, since some step from 51 to 100"
+        f"differs from ranks {others} after step 100, first in model.linear.weight, since some step from 51 to 100"
         in (record.text)
     )
     assert record.text.endswith("all ranks roll back to step 50, where all were equal, and repeat 53 steps")
@@ -433,7 +434,9 @@ def test_two_against_two_roll_back_without_a_suspect() -> None:
     explain(house, 100, "1", "3")
     record = house.core.state.rolled_back
     assert record is not None and record.to == BACK and not record.suspects
-    assert record.text.startswith("rank 0, 2 differs from rank 1, 3 after step 100, first in model.linear.weight, ")
+    assert record.text.startswith(
+        "ranks 0 and 2 differ from ranks 1 and 3 after step 100, first in model.linear.weight, "
+    )
     assert "and without a majority it is unknown which is wrong; all ranks roll back to step 50" in record.text
 
 
@@ -475,7 +478,7 @@ def test_shards_are_compared_between_the_ranks_that_hold_them() -> None:
     assert record is not None and record.to == BACK and record.suspects == (("3", 1),)
     assert (
         record.text.startswith("rank 3 (worker 3, ")
-        and " differs from rank 1, 5 after step 100, first in" in record.text
+        and " differs from ranks 1 and 5 after step 100, first in" in record.text
     )
 
 
@@ -582,7 +585,7 @@ def test_difference_at_the_end_of_training_is_repaired_too() -> None:
         house.receive(credential.session, Heartbeat(credential, 1, Activity.DONE, 1, None, 60))
     house.tick(EXPLAIN_S)
     record = house.core.state.rolled_back
-    assert record is not None and record.to == BACK and "differs from rank 0, 1 at the end, step 60" in record.text
+    assert record is not None and record.to == BACK and "differs from ranks 0 and 1 at the end, step 60" in record.text
     assert house.core.state.final is None
 
 
@@ -693,7 +696,7 @@ def test_repeated_difference_without_a_spare_ends_the_job_with_both_fixes() -> N
     differ_again(house, "1")
     record = next(one for one in house.journal if isinstance(one, JobInterrupted))
     assert record.kind is EndKind.UNEQUAL and record.cause.startswith(
-        "the ranks are not equal after step 100: rank 1 differs from rank 0, 2, first in model.linear.weight. Not "
+        "the ranks are not equal after step 100: rank 1 differs from ranks 0 and 2, first in model.linear.weight. Not "
         "repaired: the same difference appeared again after the rollback, by a permanent fault of worker 1's device, "
         "such as a stuck bit, or by the script. Fix: resume with a spare on another host (SPARE_NUM) or without that "
         "host; if it appears there too, most likely a rank has lost a value outside the state"

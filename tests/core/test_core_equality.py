@@ -104,7 +104,7 @@ def test_most_important_difference_comes_first() -> None:
 def test_message_names_rank_step_part_cause_and_fix(mine: Part, theirs: Part, averages: bool, expected: str) -> None:
     one, other = (Digest(Point(3, 1), 1, b"", averages=averages, parts=(part,)) for part in (mine, theirs))
     text = sentence(Judgement(((0, 2), (1,))), one, other)
-    assert text.startswith("the ranks are not equal after step 3: rank 1 differs from rank 0, 2, ")
+    assert text.startswith("the ranks are not equal after step 3: rank 1 differs from ranks 0 and 2, ")
     assert expected in text and text.count("Fix: ") == 1
 
 
@@ -137,7 +137,7 @@ def test_difference_ends_the_job_once_two_ranks_have_sent_their_parts() -> None:
     (record,) = house.records(JobInterrupted)
     assert record.kind is EndKind.UNEQUAL
     assert record.cause.startswith(
-        "the ranks are not equal after step 1: rank 1 differs from rank 0, 2, first in model.w"
+        "the ranks are not equal after step 1: rank 1 differs from ranks 0 and 2, first in model.w"
     )
     assert {send.message.kind for send in house.ready.sends if isinstance(send.message, EndJob)} == {EndKind.UNEQUAL}
     assert house.core.first_cause == record.cause

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -224,3 +225,13 @@ def test_a_process_that_is_about_to_start_a_scheduler_or_a_scheduler_of_another_
     place.job()
     monkeypatch.setattr(address, "_listeners", lambda _port: [None])
     assert address.may_be_a_scheduler("127.0.0.1", place.port), "it answers as ZeroMQ does"
+
+
+def test_a_process_that_is_ending_is_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel frees the memory of a killed process before it closes the process's sockets."""
+    with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as ended:
+        assert ended.stdout is not None
+        ended.stdout.read()
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a process without memory
+        monkeypatch.setattr(address, "_listeners", lambda _port: [ended.pid])
+        assert address.may_be_a_scheduler("127.0.0.1", 1, at_once=True)

@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).with_name("flip_script.py")
 EVERY = 5
 COMPARED = {"CONSISTENCY": f"majority:{EVERY}", "REGISTER_COOLDOWN": "0"}
 NAMED = (
-    r"rank (\d) \(worker \d, pid \d+ on .*\) differs from rank .* after step (\d+), first in (.*?), since .*"
+    r"rank (\d) \(worker \d, pid \d+ on .*\) differs from ranks? .* after step (\d+), first in (.*?), since .*"
     r" roll back to step"
 )
 
@@ -85,7 +85,9 @@ def test_weight_that_is_not_a_number_is_named_before_all_ranks_are_equal_again(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("workers", "flipped", "groups"), [(2, (1,), ("0", "1")), (4, (1, 3), ("0, 2", "1, 3"))])
+@pytest.mark.parametrize(
+    ("workers", "flipped", "groups"), [(2, (1,), (" 0 differs", " 1")), (4, (1, 3), ("s 0 and 2 differ", "s 1 and 3"))]
+)
 def test_without_a_majority_all_roll_back_and_the_result_is_undisturbed(
     new_job: Callable[..., Job],
     undisturbed: Callable[..., str],
@@ -97,9 +99,7 @@ def test_without_a_majority_all_roll_back_and_the_result_is_undisturbed(
     job = new_job(*flips, script=SCRIPT, workers=workers, settings=COMPARED)
     job.start()
     assert job.wait_finished() == undisturbed(script=SCRIPT, workers=workers)
-    assert job.matches(
-        "scheduler", f"rank {groups[0]} differs from rank {groups[1]} .* without a majority it is unknown which"
-    )
+    assert job.matches("scheduler", f"rank{groups[0]} from rank{groups[1]} .* without a majority it is unknown which")
 
 
 @pytest.mark.thorough
@@ -123,18 +123,39 @@ def test_script_that_repeats_the_difference_ends_the_job(new_job: Callable[..., 
     assert not any(job.finals_of(job.log(rank)) for rank in job.ranks)
 
 
-@pytest.mark.thorough
-def test_rank_that_differs_twice_is_replaced_by_a_spare(
-    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+@pytest.mark.parametrize(
+    "flips",
+    [pytest.param(("--flip", "1:17", "--flip", "1:32"), marks=pytest.mark.thorough), ("--flip", "1:17", "--always")],
+    ids=["twice", "stuck"],
+)
+def test_rank_that_differs_again_is_replaced_by_a_spare(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str], flips: tuple[str, ...]
 ) -> None:
-    settings = {**COMPARED, "SPARE_NUM": "1"}
-    job = new_job("--flip", "1:17", "--flip", "1:32", script=SCRIPT, workers=3, settings=settings)
+    """The spare's process does not flip bits, as another device does not."""
+    job = new_job(*flips, script=SCRIPT, workers=3, settings={**COMPARED, "SPARE_NUM": "1"})
     job.start()
     job.start_worker(3)
     statuses = job.wait_ended()
     assert {name: status for name, status in statuses.items() if status} == {1: 143}, job.tails()
-    assert job.matches("scheduler", "worker 1's state differed from the others' 2 times: it is asked to leave")
+    assert job.matches(
+        "scheduler", "worker 1('s state differed from the others' 2 times| differed again).*: it is asked"
+    )
     assert job.sha256() == undisturbed(script=SCRIPT, workers=3)
+
+
+def test_rollback_uses_a_checkpoint_that_is_newer_than_the_copies_in_memory(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    settings = {**COMPARED, "CONSISTENCY": "majority:50"}
+    job = new_job(
+        "--flip", "2:45", "--save-every", "20", "--pause-ms", "30", script=SCRIPT, workers=3, settings=settings
+    )
+    job.start()
+    assert job.wait_finished() == undisturbed(script=SCRIPT, workers=3)
+    (said,) = job.matches("scheduler", r"differs from ranks 0 and 1 after step 50, .* roll back to step (\d+)")
+    assert said[1] in ("20", "40"), "the newest save that was on every disk"
+    for rank in job.ranks:
+        assert job.matches(rank, f"generation 2: rank {rank} of 3 continues from step {said[1]},"), job.tails()
 
 
 @pytest.mark.thorough
@@ -145,7 +166,7 @@ def test_flip_after_the_last_comparison_is_found_at_the_end(
     job = new_job("--what", "moment", "--flip", "2:58", script=SCRIPT, workers=3, settings=settings)
     job.start()
     assert job.wait_finished() == undisturbed(script=SCRIPT, workers=3)
-    (said,) = job.matches("scheduler", r"differs from rank 0, 1 at the end, step 60, .* roll back to step 50")
+    (said,) = job.matches("scheduler", r"differs from ranks 0 and 1 at the end, step 60, .* roll back to step 50")
     print(said.string)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -179,13 +180,20 @@ def test_job_with_hidden_state_ends_before_it_trains_further(shell: Shell) -> No
     assert shell.finals("hidden") == []
 
 
-def test_killed_check_ends_its_job(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT.replace("state.epoch < 3", "state.epoch < 10**6"))
+@contextmanager
+def endless_check(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the check of a script that would train for a long time."""
+    (folder / "train.py").write_text(SCRIPT.replace("state.epoch < 3", "state.epoch < 10**6"))
     words = [sys.executable, "-P", "-m", "samebits", "run", "--check", "-n", "2", "train.py"]
-    environment = environment_of_tests() | {"TMPDIR": str(tmp_path)}
+    environment = environment_of_tests() | {"TMPDIR": str(folder)}
     with subprocess.Popen(
-        words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+        words, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
     ) as command:
+        yield command
+
+
+def test_killed_check_ends_its_job(tmp_path: Path) -> None:
+    with endless_check(tmp_path) as command:
         identities = awaited_processes(tmp_path)
         command.kill()
     outlived = [str(one) for one in identities if not one.wait_for_exit(10)]
@@ -201,12 +209,7 @@ def test_killed_check_ends_its_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_check_leaves_no_folder(tmp_path: Path, number: signal.Signals) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT.replace("state.epoch < 3", "state.epoch < 10**6"))
-    words = [sys.executable, "-P", "-m", "samebits", "run", "--check", "-n", "2", "train.py"]
-    environment = environment_of_tests() | {"TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
-    ) as command:
+    with endless_check(tmp_path) as command:
         awaited_processes(tmp_path)
         command.send_signal(number)
         assert command.wait(120) == 130

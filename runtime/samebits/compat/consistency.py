@@ -16,7 +16,7 @@ import msgpack
 import xxhash
 
 from samebits.core.keys.key_store import StoredValue, newest
-from samebits.core.watch.equality import Judgement, judge
+from samebits.core.watch.equality import Judgement, differs, judge, ranks_of
 from samebits.errors import UnequalError, UsageError
 
 MAX_SERIALIZED_BYTES = 1 << 30
@@ -225,8 +225,8 @@ class ConsistencyProtocol:
         judgement = self.check(states)
         if not judgement.is_equal:
             alike, *odd = judgement.groups
-            names = "; ".join(f"rank {', '.join(map(str, group))}" for group in odd)
-            raise UnequalError(f"{names} differs from rank {', '.join(map(str, alike))}")
+            names, differ = "; ".join(map(ranks_of, odd)), differs(rank for group in odd for rank in group)
+            raise UnequalError(f"{names} {differ} from {ranks_of(alike)}")
 
 
 class ConsistencyRecovery:
@@ -290,7 +290,7 @@ class ConsistencyRecovery:
         if self.strategy is not Strategy.LEADER and judgement.has_majority:
             return states[judgement.groups[0][0]]
         if self.strategy is Strategy.MAJORITY:
-            groups = " against ".join(f"rank {', '.join(map(str, group))}" for group in judgement.groups)
+            groups = " against ".join(map(ranks_of, judgement.groups))
             raise UnequalError(
                 f"no majority: {groups}. Fix: restore a checkpoint that all ranks saved, or use strategy='leader'"
             )

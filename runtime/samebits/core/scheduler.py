@@ -15,7 +15,7 @@ from samebits.core.end_kinds import EndKind
 from samebits.core.hangs import ProcessState
 from samebits.core.job_end import Ending, JointStop
 from samebits.core.keys.key_store import CALLERS_A_SEAT, FEW_CALLERS, KeyRecord, KeyStore, replay
-from samebits.core.ledger import Ledger, Liveness, Policy, Trust, ask_to_leave
+from samebits.core.ledger import Ledger, Liveness, Policy, ask_to_leave
 from samebits.core.membership.admission import Admission
 from samebits.core.membership.leases import Leases, Repeats
 from samebits.core.membership.rebuild import Rebuild
@@ -41,7 +41,7 @@ from samebits.core.messages import (
 )
 from samebits.core.point import Point
 from samebits.core.ready import Ready, Severity
-from samebits.core.records import CauseFound, JobCreated, RolledBack, TermStarted, TrainingFinished
+from samebits.core.records import CauseFound, JobCreated, TermStarted, TrainingFinished
 from samebits.core.reports import (
     Anomaly,
     Digests,
@@ -65,7 +65,6 @@ from samebits.core.watch.hang_culprits import Standstill
 from samebits.core.watch.hang_judge import HangJudge
 from samebits.core.watch.health_judge import HostHealth
 from samebits.core.watch.stragglers import Stragglers
-from samebits.printable import counted
 
 MAX_FENCED = 1000
 STATUS_WAIT_S = 30.0  # how long a script that left may take to exit and its launcher to report the status
@@ -605,15 +604,15 @@ class SchedulerCore:
         if found is None:
             self._rendezvous.is_held = self._equality.is_in_question
             self._finish_if_equal()
-        elif text := self._consistency.judge(found, self._host_health.hidden_state):
-            self._end_unequal(text)
         else:
-            self._roll_back()
+            self._roll_back_or_end(self._consistency.judge(found, self._host_health.hidden_state))
 
-    def _roll_back(self) -> None:
-        """Open a round from the point of the rollback, which was written to the journal."""
+    def _roll_back_or_end(self, text: str) -> None:
+        """Open a round from the point of the rollback in the journal, or end the job if the text says why."""
         back = self._ledger.state.rolled_back
-        assert back is not None
+        if text or back is None:
+            self._end_unequal(text)
+            return
         self._equality.settle()
         self._done.clear()
         self._rendezvous.is_held = False
@@ -640,30 +639,11 @@ class SchedulerCore:
             if self._watch.in_vain:
                 self._ending.end_job(EndKind.SCRIPT_FAILED, self._watch.in_vain)
             elif self._watch.mismatch and (equal := self._equality.last_equal()) is not None:
-                self._distrust_steps(why, equal)
+                self._roll_back_or_end(self._consistency.distrust(why, equal))
             elif round_ is None:
                 self._failed_collective = why
             else:
                 self._rendezvous.harden(why)
-
-    def _distrust_steps(self, why: str, equal: Point) -> None:
-        """Roll back to ``equal``, or end the job, after a mismatch of the ranks' collectives.
-
-        A rank that left out a collective, or called one too many, was matched with another step of its peers. It may
-        have committed a step with a gradient that is not the average of all, and no later point is reliable.
-        """
-        ledger, committed = self._ledger, self._ledger.state.generation
-        assert committed is not None, "its members stand still"
-        text = f"{why}: most likely a rank left out a collective, or called one too many"
-        if ledger.policy.trust is Trust.STOP or not ledger.policy.recovery:
-            self._end_unequal(f"{text}. Not repaired: no rollback (CONSISTENCY=stop)")
-            return
-        step = max(equal.step, *(ledger.presences[node].step for node, _ in committed.members))
-        text += f"; all ranks roll back to step {equal.step}, where all were equal, and repeat "
-        text += counted(step - equal.step, "step")
-        ledger.write(RolledBack(committed.generation, equal, (), step, text))
-        ledger.announce(text)
-        self._roll_back()
 
     def _finish_if_equal(self) -> None:
         """Finish training if every member is done, all with the same state."""

@@ -36,7 +36,7 @@ from samebits.store import durable, private
 
 LOG_NAME = "scheduler.log"
 RETRY_S, LONGEST_RETRY_S = 0.5, 10.0
-HELD_S = 30.0  # how long a process that may be about to start a scheduler may hold the address without an answer there
+HELD_S = 5.0  # how long a process that may be about to start a scheduler may hold the address without an answer there
 _SHOWN_BYTES = 4096
 
 

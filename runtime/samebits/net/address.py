@@ -162,8 +162,8 @@ def may_be_a_scheduler(address: str, port: int, at_once: bool = False) -> bool:
     if not listeners or (pid is not None and any(words in _command_of(pid) for words in _SCHEDULER)):
         return True
     try:
-        if pid is not None and "zmq" not in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
-            return False
+        if pid is not None and (maps := Path(f"/proc/{pid}/maps").read_text(errors="replace")) and "zmq" not in maps:
+            return False  # a process that is ending has no maps, and still holds its sockets for a moment
         if at_once:
             return True
         with socket.create_connection((address, port), _GREETING_S) as one:

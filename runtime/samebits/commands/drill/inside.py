@@ -6,8 +6,8 @@ Python's own ``site`` loads it before the script, and it needs only the standard
 Some faults can be caused only by the process itself: wrong values, an exception, a held interpreter, exhausted memory.
 They are triggered by the signal SIGRTMAX if there is an order beside this file. A signal handler runs in the main
 thread between two lines of the script, where such a fault would strike, and records each action before taking it. An
-order that fails before that is reported, and does not reach the script. Every
-rank waits at the commit that the drill names, so that a fault strikes a script of any speed at the intended step.
+order that fails before that is reported, and does not reach the script. Every rank waits at the commit that the drill
+names, so that a fault strikes a script of any speed at the intended step.
 """
 
 from __future__ import annotations

@@ -18,12 +18,14 @@ from samebits.core.messages import Activity
 from samebits.core.point import Point
 from samebits.core.records import RolledBack
 from samebits.core.reports import FINAL
-from samebits.core.watch.equality import NAMED_PARTS, Judgement, RankDifference, ranks_of, sentence
+from samebits.core.watch.equality import NAMED_PARTS, Judgement, RankDifference, differs, ranks_of, sentence
+from samebits.printable import counted, listed
 
 MOST_AT_ONE_STEP = 3
 """Ranks that differ this often at one step will not become equal there, unless one worker is at fault and leaves."""
 DRAINED_AT = 2
 """A node whose state differed this often is asked to leave."""
+_STOP = "no rollback (CONSISTENCY=stop)"
 _NO_DEVICE = ", so it is not a device fault"
 _OTHER_STEPS = "it made more or fewer steps than the others, as under a condition that not every rank meets"
 MOST_REPAIRS = 64
@@ -78,12 +80,15 @@ class RankProcesses:
     has_lost_state: bool = False
 
 
+_UNKNOWN = RankProcesses()
+
+
 def decide(
     found: RankDifference,
     trust: Trust,
     repairs: Sequence[Repair] = (),
     origins: Mapping[int, Member] | None = None,
-    processes: RankProcesses | None = None,
+    processes: RankProcesses = _UNKNOWN,
 ) -> GoBack | Stop:
     """Decide how to handle a difference, given the repairs made so far.
 
@@ -100,7 +105,7 @@ def decide(
     judgement, equal = found.judgement, found.equal
     if equal is None or trust is Trust.STOP:
         was_equal = equal is not None and equal.step > 0 and trust is Trust.STOP
-        return Stop("no rollback (CONSISTENCY=stop)" if was_equal else "")
+        return Stop(_STOP if was_equal else "")
     believed = _believed(judgement, trust, origins or {})
     if believed is None and equal == Point(0, found.one.point.generation):
         return Stop("")
@@ -111,9 +116,9 @@ def decide(
     if repeated is None:
         return GoBack(to, suspects)
     is_by_majority = believed == _believed(judgement, Trust.MAJORITY, origins or {})
-    why = _why_not(found, suspects if is_by_majority else (), repeated, processes or RankProcesses())
+    why = _why_not(found, suspects if is_by_majority else (), repeated, processes)
     is_bounded = sum(repair.step == found.step for repair in repairs) < MOST_AT_ONE_STEP
-    can_replace = is_by_majority and 0 < len(suspects) <= (0 if processes is None else processes.room)
+    can_replace = is_by_majority and 0 < len(suspects) <= processes.room
     return GoBack(to, suspects, replaces=True) if why.fix and can_replace and is_bounded else why
 
 
@@ -175,6 +180,19 @@ def _believed(judgement: Judgement, trust: Trust, origins: Mapping[int, Member])
     return most if 2 * witnesses[most] > sum(witnesses.values()) else None
 
 
+def _roll_back_to(to: Point, furthest: int) -> str:
+    again = furthest - to.step
+    repeated = counted(again, "step") if again else "no step"
+    return f"all ranks roll back to step {to.step}, where all were equal, and repeat {repeated}"
+
+
+def _apart(groups: Sequence[tuple[int, ...]]) -> str:
+    """Describe groups of ranks none of which is a majority."""
+    if len(groups) == 2:
+        return f"{ranks_of(groups[0])} {differs(groups[0])} from {ranks_of(groups[1])}"
+    return f"{listed(map(ranks_of, groups), NAMED_PARTS)} differ from each other"
+
+
 def _last_words(text: str, stop: Stop) -> str:
     """Return the description of a difference, with the reason why it is not repaired."""
     if not stop.fix:
@@ -201,7 +219,7 @@ class ConsistencyJudge:
             hidden_state: the last report of hidden state.
         """
         ledger, committed = self._ledger, self._ledger.state.generation
-        trust = ledger.policy.trust if ledger.policy.recovery else Trust.STOP
+        trust = self._trust
         since = 0 if found.equal is None else found.equal.generation
         origins = {} if committed is None else ledger.witnesses.origins(committed.members, since)
         lost = hidden_state if committed is not None and committed.generation > 1 and not found.is_of_steps else ""
@@ -227,6 +245,38 @@ class ConsistencyJudge:
             self._drain([node for node in nodes if self._offences[node] >= DRAINED_AT])
         return ""
 
+    def distrust(self, why: str, equal: Point) -> str:
+        """Roll all ranks back after a mismatch of their collectives, or return why the job must end.
+
+        A rank that left out a collective, or called one too many, was matched with another step of its peers. It may
+        have committed a step with a gradient that is not the average of all, and no later point is reliable.
+
+        Args:
+            why: which ranks called which collectives.
+            equal: the last point at which all ranks were equal and which all hold.
+        """
+        ledger, committed = self._ledger, self._ledger.state.generation
+        assert committed is not None, "its members stand still"
+        text = f"{why}: most likely a rank left out a collective, or called one too many"
+        if self._trust is Trust.STOP:
+            return f"{text}. Not repaired: {_STOP}"
+        step = max(equal.step, self._furthest())
+        text += f"; {_roll_back_to(equal, step)}"
+        ledger.write(RolledBack(committed.generation, equal, (), step, text))
+        ledger.announce(text)
+        return ""
+
+    @property
+    def _trust(self) -> Trust:
+        policy = self._ledger.policy
+        return policy.trust if policy.recovery else Trust.STOP
+
+    def _furthest(self) -> int:
+        """Return the highest step that a member has reached."""
+        committed = self._ledger.state.generation
+        members = () if committed is None else committed.members
+        return max((self._ledger.presences[node].step for node, _ in members), default=0)
+
     def _text(self, found: RankDifference, decision: GoBack, nodes: Sequence[str], lost: str) -> str:
         """Return a one-line message: which ranks differ, in what, since when, and how much is repeated."""
         ledger, committed = self._ledger, self._ledger.state.generation
@@ -234,27 +284,23 @@ class ConsistencyJudge:
         row = ledger.policy.causes.of(Observation(notice=LossDetection.UNEQUAL))
         alike = tuple(rank for rank in sorted(found.values) if rank not in decision.suspects)
         who = ", ".join(f"worker {node}, {ledger.process_of(node)}" for node in nodes[:NAMED_PARTS])
-        what, whose = f"{ranks_of(decision.suspects)} ({who or 'of a lost worker'}) differs from {ranks_of(alike)}", ""
-        if not decision.suspects:
-            what = " differs from ".join(map(ranks_of, found.judgement.groups[:NAMED_PARTS]))
-            whose = ", and without a majority it is unknown which is wrong"
+        if odd := decision.suspects:
+            what, whose = f"{ranks_of(odd)} ({who or 'of a lost worker'}) {differs(odd)} from {ranks_of(alike)}", ""
+        else:
+            what, whose = _apart(found.judgement.groups), ", and without a majority it is unknown which is wrong"
         at = f"at the end, step {found.step}" if found.one.commits == FINAL else f"after step {found.step}"
         first = found.first_part()
         begins = (found.equal or decision.to).step + 1
         since = f"since step {begins}" if begins == found.step else f"since some step from {begins} to {found.step}"
         since = "since that commit" if begins > found.step else since
-        furthest = max((ledger.presences[node].step for node, _ in committed.members), default=0)
-        again = max(furthest, found.step) - decision.to.step
-        redone = "1 step" if again == 1 else f"{again or 'no'} steps"
         fault = (
             f"{_OTHER_STEPS} ({CauseClass.SOFTWARE.value})" if found.is_of_steps else f"{row.fault} ({row.cause.value})"
         )
         if lost:  # without the fix, which follows if the same difference recurs
             fault = f"most likely {lost.partition('. Fix')[0].partition(', and later')[0]}"
-        return (
-            f"{what} {at}{f', first in {first}' if first else ''}, {since}: {fault}{whose}; "
-            f"all ranks roll back to step {decision.to.step}, where all were equal, and repeat {redone}"
-        )
+        first = f", first in {first}" if first else ""
+        back = _roll_back_to(decision.to, max(self._furthest(), found.step))
+        return f"{what} {at}{first}, {since}: {fault}{whose}; {back}"
 
     def _drain(self, nodes: Sequence[str]) -> None:
         """Ask nodes that differed repeatedly to leave, if the others can continue without them."""

@@ -19,6 +19,7 @@ from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted
 from samebits.core.reports import FINAL, Digest, Digests, Part, PartKind
 from samebits.core.state import Seat, is_on_line
+from samebits.printable import listed
 
 EXPLAIN_S = 2.0
 """Seconds to wait for the parts of two digests before the job ends without naming the difference."""
@@ -123,7 +124,8 @@ def sentence(judgement: Judgement, one: Digest, other: Digest, hidden_state: str
     if one.point.step != other.point.step:
         where = f"at the end, step {one.point.step} on {mine} and {other.point.step} on {theirs}"
     ranks = "; ".join(ranks_of(group) for group in odd[:NAMED_PARTS])
-    text = f"the ranks are not equal {where}: {ranks} differs from {ranks_of(alike)}"
+    differ = differs(rank for group in odd for rank in group)
+    text = f"the ranks are not equal {where}: {ranks} {differ} from {ranks_of(alike)}"
     if one.commits != other.commits:
         apart = f"{one.commits} commits on {mine}, {other.commits} on {theirs}"
         return f"{text} ({apart}): {_cause(Part(PartKind.STEPS, '', ''), averages=True)}"
@@ -156,10 +158,14 @@ def _first_of(found: Sequence[tuple[Part, Part | None]], mine: str, theirs: str)
     return f"{part.name}{values}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
 
 
-def ranks_of(group: tuple[int, ...]) -> str:
-    """Return ``rank 0, 2 and 5 more``."""
-    shown = ", ".join(map(str, group[:NAMED_PARTS]))
-    return f"rank {shown}" + (f" and {len(group) - NAMED_PARTS} more" if len(group) > NAMED_PARTS else "")
+def ranks_of(group: Sequence[int]) -> str:
+    """Return ``rank 0``, ``ranks 0 and 2`` or, of many, ``ranks 0, 2 and 5 more``."""
+    return f"{'rank' if len(group) == 1 else 'ranks'} {listed(group, NAMED_PARTS)}"
+
+
+def differs(ranks: Iterable[int]) -> str:
+    """Return the verb for these ranks."""
+    return "differs" if len([*ranks]) == 1 else "differ"
 
 
 _LOST = "a rank has lost a value outside the state, or used a gradient that is not the average of all ranks'"
@@ -479,8 +485,9 @@ class Equality:
             return  # not reported in time: a later commit may show the difference
         shown = ", ".join(names[:NAMED_PARTS])
         more = f" and {len(names) - NAMED_PARTS} more" if len(names) > NAMED_PARTS else ""
-        alike, odd = map(ranks_of, found.judgement.groups[:2])
-        self.odd_values = f"{odd} differs from {alike} in {shown}{more} after step {found.digests[0].point.step}"
+        alike, odd = found.judgement.groups[:2]
+        step = found.digests[0].point.step
+        self.odd_values = f"{ranks_of(odd)} {differs(odd)} from {ranks_of(alike)} in {shown}{more} after step {step}"
         self._ledger.announce(
             f"{self.odd_values}. Training continues, but a process that joins or replaces a rank gets another rank's "
             "values. Fix: keep values of a single rank out of the state, or make them equal on all ranks; for batch "
